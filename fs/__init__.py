@@ -1,0 +1,1 @@
+"""One node's filesystem: arena, index, catalog, content and the POSIX semantics over them."""

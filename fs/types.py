@@ -1,0 +1,79 @@
+"""Words that every part of the filesystem uses, with no behaviour of their own.
+
+A file handle is the inode number with two flag bits, so that whoever sees a handle (the supervisor in
+a reply, a worker that has just taken over) knows the inode and what the handle may do without a table:
+
+    bit 62  RESIDENT  bytes are in the arena: the kernel (passthrough) or the supervisor moves them
+    bit 61  WRITABLE  opened with O_WRONLY or O_RDWR
+
+Inode numbers therefore stay below 2**61.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ROOT_INO = 1
+NAME_MAX_BYTES = 255
+SYMLINK_MAX_BYTES = 4095
+BLOCK_BYTES = 512
+
+FH_RESIDENT = 1 << 62
+FH_WRITABLE = 1 << 61
+FH_INO_MASK = FH_WRITABLE - 1
+
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+
+
+class Attr(NamedTuple):
+    """One inode's attributes; times in ns since the epoch, ``blocks`` in units of 512 bytes."""
+
+    ino: int
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    rdev: int
+    size: int
+    blocks: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+    generation: int
+
+
+class Op(NamedTuple):
+    """Who asks, and which request it is.
+
+    ``op_id`` names the kernel's request (31 bits); ``resent`` says that an earlier worker may have
+    executed it already, so that a recorded result must be given instead of executing it again.
+    """
+
+    uid: int
+    gid: int
+    op_id: int = 0
+    resent: bool = False
+
+
+class DirEntry(NamedTuple):
+    """One row of a directory; ``cookie`` is its persistent position, ascending, never reused."""
+
+    cookie: int
+    name: bytes
+    attr: Attr
+
+
+class SpaceUse(NamedTuple):
+    """The arena's budget: what may be held, and what is taken (bytes)."""
+
+    size_bytes: int
+    used_bytes: int
+    reserved_bytes: int
+    inodes: int
+    free_inodes: int
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that may still be written."""
+        return max(0, self.size_bytes - self.used_bytes - self.reserved_bytes)

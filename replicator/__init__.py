@@ -1,0 +1,1 @@
+"""The cluster side of ckptfs. Empty until files leave their node."""
