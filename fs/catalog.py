@@ -223,8 +223,9 @@ class EmbeddedCatalog:
             return self._index.attr(done)
         self._fault("rename:before_commit")
         with self._index.transaction():
+            replaced = None
             if flags & RENAME_EXCHANGE:
-                replaced = self._exchange(source, destination, now_ns)
+                self._exchange(source, destination, now_ns)
             else:
                 replaced = self._move(source, destination, flags, now_ns)
             self._index.record_op(op.op_id, replaced.ino if replaced else 0)

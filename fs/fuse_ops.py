@@ -211,8 +211,8 @@ class FuseOps(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         if start_id < DOTDOT_COOKIE and not self._reply_dots(fh, start_id, token):
             return
-        rows = self._vfs.readdir(fh, start_id)
-        last = start_id
+        last = max(start_id, DOTDOT_COOKIE)
+        rows = self._vfs.readdir(fh, last)
         for position, row in enumerate(rows):
             if not pyfuse3.readdir_reply(token, row.name, self._entry(row.attr), row.cookie):
                 self._vfs.readdir_stopped(fh, rows[position:], last)

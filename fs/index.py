@@ -15,6 +15,7 @@ import errno
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,11 +88,12 @@ class Index:
         self._db.close()
 
     def _make(self) -> None:
+        now = time.time_ns()
         self._db.executescript(
             f"PRAGMA page_size=4096; PRAGMA application_id={APPLICATION_ID};"
             f"PRAGMA user_version={SCHEMA_VERSION}; BEGIN; {_SCHEMA}"
             f"INSERT INTO inode VALUES({ROOT_INO},{stat.S_IFDIR | 0o755},2,0,0,0,0,0,"
-            f"0,0,0,0,{ROOT_INO},NULL);"
+            f"{now},{now},{now},0,{ROOT_INO},NULL);"
             f"INSERT INTO meta VALUES('ino',{ROOT_INO + 1}),('cookie',{FIRST_COOKIE}); COMMIT;"
         )
 

@@ -1,0 +1,243 @@
+"""The FUSE messages the supervisor looks into. Pure: bytes in, decisions and bytes out.
+
+What it keeps true:
+- A message is passed on as it came, but for: the INIT reply (passthrough and sizes are agreed to), OPEN
+  and CREATE replies (backing id, open mode), the pid field of requests (the request's number, so that a
+  worker can tell one sent again), and the size of directory reads (a reply must fit the socket).
+- Each request that the worker was given is remembered until its reply; what is remembered when a worker
+  dies is what it owes.
+
+Offsets and flags are those of linux/fuse.h, protocol 7.36 and later (INIT_EXT).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Buffer = bytearray | memoryview
+
+# opcodes
+LOOKUP, FORGET, GETATTR, SETATTR, OPEN, READ, WRITE, RELEASE = 1, 2, 3, 4, 14, 15, 16, 18
+FLUSH, INIT, READDIR, CREATE, INTERRUPT, DESTROY = 25, 26, 28, 35, 36, 38
+BATCH_FORGET, FALLOCATE, READDIRPLUS, LSEEK, COPY_FILE_RANGE, TMPFILE = 42, 43, 44, 46, 47, 51
+UNANSWERED = frozenset({FORGET, BATCH_FORGET, INTERRUPT})
+LOCAL = frozenset({READ, WRITE, FALLOCATE, LSEEK, COPY_FILE_RANGE})
+
+REQUEST_HEADER = struct.Struct("<IIQQ")  # len opcode unique nodeid
+REPLY_HEADER = struct.Struct("<IiQ")  # len error unique
+REQUEST_HEADER_BYTES, REPLY_HEADER_BYTES = 40, 16
+PID_OFFSET = 32
+RESENT_UNIQUE = 1 << 63
+RESENT_PID = 1 << 31
+NOTIFY_RESEND = 7
+
+# INIT flags; those from bit 32 on lie in flags2
+_BIG_WRITES, _AUTO_INVAL_DATA, _MAX_PAGES = 1 << 5, 1 << 12, 1 << 22
+_HANDLE_KILLPRIV_V2, _INIT_EXT = 1 << 28, 1 << 30
+_WRITEBACK_CACHE = 1 << 16
+_PASSTHROUGH2, _HAS_RESEND2 = 1 << 5, 1 << 7
+_INIT_OUT = struct.Struct("<IIIIHHIIHHII")
+
+# open_flags
+FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE, FOPEN_NONSEEKABLE = 1 << 0, 1 << 1, 1 << 2
+FOPEN_NOFLUSH, FOPEN_PASSTHROUGH = 1 << 5, 1 << 7
+_OPEN_OUT = struct.Struct("<QIi")  # fh open_flags backing_id
+_CREATE_ENTRY_BYTES = 128
+
+MAX_WRITE_BYTES = 1 << 20
+PAGE_BYTES = 4096
+READ_BUFFER_BYTES = MAX_WRITE_BYTES + 8192
+MAX_READDIR_BYTES = 128 << 10  # fits the smallest socket buffer a process may have to live with
+NAMELESS = b"/tmp\0"  # the name by which the worker knows O_TMPFILE: no real name has a slash
+
+_O_ACCMODE, _O_WRONLY = 3, 1
+
+
+class Offer(NamedTuple):
+    """What the kernel offers in INIT."""
+
+    passthrough: bool
+    resend: bool
+
+
+def parse_offer(init_request: bytes) -> Offer:
+    """Read the INIT request's extended flags; absent before 7.36."""
+    flags = struct.unpack_from("<I", init_request, 52)[0]
+    if not flags & _INIT_EXT or len(init_request) < 60:
+        return Offer(False, False)
+    flags2 = struct.unpack_from("<I", init_request, 56)[0]
+    return Offer(bool(flags2 & _PASSTHROUGH2), bool(flags2 & _HAS_RESEND2))
+
+
+def patch_init_reply(reply: Buffer, offer: Offer, *, passthrough: bool) -> None:
+    """Agree to 1 MiB requests, to clearing suid ourselves, and, if wanted, to passthrough and resend."""
+    fields = list(_INIT_OUT.unpack_from(reply, REPLY_HEADER_BYTES))
+    flags, flags2 = fields[3], fields[10]
+    flags |= _BIG_WRITES | _MAX_PAGES | _HANDLE_KILLPRIV_V2
+    # nobody changes file contents behind the kernel: a new mtime is no reason to drop its pages
+    flags &= ~(_AUTO_INVAL_DATA | _WRITEBACK_CACHE)
+    if passthrough or offer.resend:
+        flags |= _INIT_EXT
+        fields[1] = max(fields[1], 40)
+    if passthrough:
+        flags2 |= _PASSTHROUGH2
+        fields[11] = 1  # max_stack_depth
+    if offer.resend:
+        flags2 |= _HAS_RESEND2
+    fields[3], fields[10] = flags, flags2
+    fields[6] = MAX_WRITE_BYTES
+    fields[8] = MAX_WRITE_BYTES // PAGE_BYTES
+    _INIT_OUT.pack_into(reply, REPLY_HEADER_BYTES, *fields)
+
+
+class OpenReply(NamedTuple):
+    """Where an OPEN or CREATE reply's body lies, and the handle in it."""
+
+    offset: int
+    fh: int
+    open_flags: int
+
+
+def parse_open_reply(opcode: int, reply: Buffer) -> OpenReply:
+    """Read the handle that the worker gave."""
+    offset = REPLY_HEADER_BYTES + (_CREATE_ENTRY_BYTES if opcode == CREATE else 0)
+    fh, open_flags, _ = _OPEN_OUT.unpack_from(reply, offset)
+    return OpenReply(offset, fh, open_flags)
+
+
+def patch_open_reply(reply: Buffer, parsed: OpenReply, access: int, backing_id: int | None) -> None:
+    """Set the open's mode.
+
+    With a backing id: passthrough. Without: a write-only open goes straight to us (one copy less, and
+    nothing can be mapped through it), any other through the page cache, so that mmap works. close() of
+    a read-only open has nothing to publish.
+    """
+    flags = parsed.open_flags & ~(FOPEN_KEEP_CACHE | FOPEN_NONSEEKABLE)
+    if access == 0:
+        flags |= FOPEN_NOFLUSH
+    if backing_id is not None:
+        flags |= FOPEN_PASSTHROUGH
+    elif access == _O_WRONLY:
+        flags |= FOPEN_DIRECT_IO
+    else:
+        flags |= FOPEN_KEEP_CACHE
+    _OPEN_OUT.pack_into(reply, parsed.offset, parsed.fh, flags, backing_id or 0)
+
+
+def open_access(opcode: int, request: Buffer) -> int:
+    """The access mode (O_ACCMODE bits) of an OPEN or CREATE request; 0 for others."""
+    if opcode not in (OPEN, CREATE):
+        return 0
+    return int(struct.unpack_from("<I", request, REQUEST_HEADER_BYTES)[0]) & _O_ACCMODE
+
+
+def fh_of(request: Buffer) -> int:
+    """The handle in a RELEASE, READ, WRITE, FALLOCATE or LSEEK request."""
+    return int(struct.unpack_from("<Q", request, REQUEST_HEADER_BYTES)[0])
+
+
+def number_request(request: Buffer, unique: int) -> None:
+    """Put the request's number, and whether it is sent again, where the worker can see them."""
+    number = ((unique & ~RESENT_UNIQUE) >> 1) & 0x7FFFFFFF
+    if unique & RESENT_UNIQUE:
+        number |= RESENT_PID
+    struct.pack_into("<I", request, PID_OFFSET, number)
+
+
+def mark_resent(request: bytearray) -> None:
+    """Mark a kept copy as sent again."""
+    request[PID_OFFSET + 3] |= 0x80
+
+
+def bound_readdir(request: Buffer) -> None:
+    """Ask the worker for no more of a directory than the socket takes."""
+    size = struct.unpack_from("<I", request, REQUEST_HEADER_BYTES + 16)[0]
+    if size > MAX_READDIR_BYTES:
+        struct.pack_into("<I", request, REQUEST_HEADER_BYTES + 16, MAX_READDIR_BYTES)
+
+
+def tmpfile_as_create(request: Buffer) -> bytes:
+    """libfuse 3.14 knows no TMPFILE: the same request as a CREATE of a nameless file."""
+    head = bytearray(request[: REQUEST_HEADER_BYTES + 16])
+    struct.pack_into("<II", head, 0, len(head) + len(NAMELESS), CREATE)
+    return bytes(head) + NAMELESS
+
+
+def reply(unique: int, body: bytes = b"") -> bytes:
+    """A successful reply."""
+    return REPLY_HEADER.pack(REPLY_HEADER_BYTES + len(body), 0, unique) + body
+
+
+def error_reply(unique: int, code: int) -> bytes:
+    """A reply with an errno."""
+    return REPLY_HEADER.pack(REPLY_HEADER_BYTES, -code, unique)
+
+
+def resend_notification() -> bytes:
+    """Ask the kernel to send again all that it has no reply to (Linux 6.9)."""
+    return REPLY_HEADER.pack(REPLY_HEADER_BYTES, NOTIFY_RESEND, 0)
+
+
+@dataclass(slots=True)
+class Owed:
+    """A request that the worker has not answered."""
+
+    opcode: int
+    access: int
+    fh: int
+    since_s: float
+    copy: bytes | None
+
+
+class Ledger:
+    """What the worker owes, by the request's unique (as the kernel expects it in the reply).
+
+    A request that saw *max_deaths* workers die is given up: it may be what kills them.
+    """
+
+    def __init__(self, max_deaths: int = 3) -> None:
+        self.owed: dict[int, Owed] = {}
+        self._lost: list[tuple[int, Owed]] = []
+        self._deaths: dict[int, int] = {}
+        self._max_deaths = max_deaths
+
+    def add(self, unique: int, owed: Owed) -> None:
+        """A request goes to the worker."""
+        self.owed[unique] = owed
+
+    def poisonous(self, unique: int) -> bool:
+        """Whether a request has outlived too many workers to be tried once more."""
+        if not self._deaths:
+            return False
+        return self._deaths.get(unique & ~RESENT_UNIQUE, 0) >= self._max_deaths
+
+    def forgive(self, unique: int) -> None:
+        """The request has been answered; its count ends."""
+        if self._deaths:
+            self._deaths.pop(unique & ~RESENT_UNIQUE, None)
+
+    def settle(self, unique: int) -> Owed | None:
+        """The worker replied."""
+        self.forgive(unique)
+        return self.owed.pop(unique, None)
+
+    def worker_died(self) -> int:
+        """Count the death against what it owed, and keep that for the next worker; how much it was."""
+        lost = sorted(self.owed.items(), key=lambda item: item[0] & ~RESENT_UNIQUE)
+        self.owed.clear()
+        for unique, _ in lost:
+            base = unique & ~RESENT_UNIQUE
+            self._deaths[base] = self._deaths.get(base, 0) + 1
+        self._lost += lost
+        return len(self._lost)
+
+    def take_lost(self) -> list[tuple[int, Owed]]:
+        """What dead workers owed, oldest request first; it is the caller's from now on."""
+        lost, self._lost = self._lost, []
+        return lost
+
+    def oldest_age_s(self, now_s: float) -> float:
+        """Age of the request that has waited longest; 0 when nothing is owed."""
+        return now_s - min((owed.since_s for owed in self.owed.values()), default=now_s)
