@@ -35,6 +35,15 @@ GUARD_GRACE_S = 15.0
 _numbers = itertools.count()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    ops = int(os.environ.get("CKPTFS_SIDE_BY_SIDE_OPS", "400"))
+    seed = os.environ.get("CKPTFS_SIDE_BY_SIDE_SEED")
+    parser.addoption("--side-by-side-ops", type=int, default=ops, help="random operations per seed")
+    parser.addoption(
+        "--side-by-side-seed", type=int, default=seed and int(seed), help="repeat this seed"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "mount: needs a real mount (root and /dev/fuse)")
     config.addinivalue_line("markers", "slow: takes long or much memory")
