@@ -95,11 +95,12 @@ class EmbeddedCatalog:
     async def make(
         self, parent: int, name: bytes, new: Attr, target: bytes | None, inserted: Inserted, op: Op
     ) -> Attr:
-        """Add a node of any kind; ``new.ino`` is chosen here, ``new.ctime_ns`` is the time.
+        """Add a node of any kind; its number, link count and times are chosen here.
 
-        *inserted* is called with the number inside the transaction and returns the ctime to record.
-        A name that begins with "/" (the kernel sends none such) makes an inode without a name.
-        Raises FsError EEXIST, ENOENT (the parent is gone), ENOSPC.
+        *inserted* is called with the number inside the transaction and returns the time to record.
+        A name that begins with "/" (the kernel sends none such) makes an inode without a name. That
+        *parent* is a directory with links is the caller's to know.
+        Raises FsError EEXIST, ENOSPC.
         """
         if (done := self._executed(op)) is not None:
             return self._present(done)
@@ -107,12 +108,11 @@ class EmbeddedCatalog:
         index.require_space()
         self._fault("make:before_commit")
         with index.transaction():
-            self._require_directory(parent)
-            if index.lookup(parent, name) is not None:
-                raise exists()
             ino = index.next_ino()
-            now_ns = inserted(ino) or new.ctime_ns
             nameless = name.startswith(b"/")
+            if not nameless:
+                index.insert_dentry(parent, name, ino)
+            now_ns = inserted(ino)
             is_dir = stat.S_ISDIR(new.mode)
             attr = new._replace(
                 ino=ino,
@@ -123,7 +123,6 @@ class EmbeddedCatalog:
             )
             index.insert_inode(attr, parent, target)
             if not nameless:
-                index.insert_dentry(parent, name, ino)
                 index.touch_directory(parent, now_ns, int(is_dir))
             index.record_op(op.op_id, ino)
         self._fault("make:after_commit")
@@ -149,8 +148,6 @@ class EmbeddedCatalog:
             attr = index.attr(ino)
             if attr is None:
                 raise not_found()
-            if index.lookup(parent, name) is not None:
-                raise exists()
             index.insert_dentry(parent, name, ino)
             index.add_links(ino, 1, now_ns)
             index.touch_directory(parent, now_ns)
@@ -239,7 +236,8 @@ class EmbeddedCatalog:
         moved, old = index.lookup(*source), index.lookup(*destination)
         if moved is None:
             raise not_found()
-        self._require_directory(destination[0])
+        if source[0] != destination[0]:
+            self._require_directory(destination[0])
         if old is not None and flags & RENAME_NOREPLACE:
             raise exists()
         if old is not None and old.ino == moved.ino:
@@ -250,11 +248,11 @@ class EmbeddedCatalog:
         if old is not None:
             self._replace(destination, old, is_dir, now_ns)
         crosses = int(is_dir and source[0] != destination[0])
-        index.delete_dentry(*source)
-        index.insert_dentry(*destination, moved.ino)
+        index.move_dentry(source, destination)
         index.set_ctime(moved.ino, now_ns)
         index.touch_directory(source[0], now_ns, -crosses)
-        index.touch_directory(destination[0], now_ns, crosses)
+        if source[0] != destination[0]:
+            index.touch_directory(destination[0], now_ns, crosses)
         if crosses:
             index.set_parent(moved.ino, destination[0])
         return None if old is None else index.attr(old.ino)

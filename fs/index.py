@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fs.errors import FsError, IndexDamaged
+from fs.errors import FsError, IndexDamaged, exists
 from fs.types import ROOT_INO, Attr, DirEntry
 
 APPLICATION_ID = 0x636B7074  # "ckpt"
@@ -74,6 +74,8 @@ class Index:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=OFF")
             self._db.execute("PRAGMA temp_store=MEMORY")
+            # one process at a time opens it; without this each transaction locks a shared index of the WAL
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._next_ino = self._ino_limit = self._counter("ino")
             self._next_cookie = self._cookie_limit = self._counter("cookie")
         except sqlite3.DatabaseError as error:
@@ -90,7 +92,7 @@ class Index:
     def _make(self) -> None:
         now = time.time_ns()
         self._db.executescript(
-            f"PRAGMA page_size=4096; PRAGMA application_id={APPLICATION_ID};"
+            f"PRAGMA page_size=1024; PRAGMA application_id={APPLICATION_ID};"
             f"PRAGMA user_version={SCHEMA_VERSION}; BEGIN; {_SCHEMA}"
             f"INSERT INTO inode VALUES({ROOT_INO},{stat.S_IFDIR | 0o755},2,0,0,0,0,0,"
             f"{now},{now},{now},0,{ROOT_INO},NULL);"
@@ -250,9 +252,18 @@ class Index:
         return None if row is None else Attr._make(row)
 
     def insert_dentry(self, parent: int, name: bytes, ino: int) -> None:
-        """Add a name; its cookie is above all others."""
+        """Add a name; its cookie is above all others. Raises FsError EEXIST."""
+        row = (parent, self._next_dentry_cookie(), name, ino)
+        try:
+            self._db.execute("INSERT INTO dentry VALUES(?,?,?,?)", row)
+        except sqlite3.IntegrityError:
+            raise exists() from None
+
+    def move_dentry(self, source: tuple[int, bytes], destination: tuple[int, bytes]) -> None:
+        """Give a name another place, with a new cookie: a reader of the directory sees it once."""
         self._db.execute(
-            "INSERT INTO dentry VALUES(?,?,?,?)", (parent, self._next_dentry_cookie(), name, ino)
+            "UPDATE dentry SET parent=?,name=?,cookie=? WHERE parent=? AND name=?",
+            (*destination, self._next_dentry_cookie(), *source),
         )
 
     def point_dentry(self, parent: int, name: bytes, ino: int) -> None:

@@ -188,7 +188,7 @@ class Vfs:
 
     def _new(self, parent: int, mode: int, op: Op, rdev: int = 0, size: int = 0) -> Attr:
         directory = self.index.attr(parent)
-        if directory is None:
+        if directory is None or directory.nlink == 0:
             raise not_found("the directory has been removed")
         gid = op.gid
         if directory.mode & stat.S_ISGID:

@@ -192,7 +192,7 @@ def _supervisor_settings(
         "bound_bytes": bound_bytes,
         "use_fusermount": not root,
         "allow_other": _user_allow_other(),
-        "passthrough": root and not settings.force_plain,
+        "passthrough": not settings.force_plain,
         "require_passthrough": settings.require_passthrough,
         "keep_copies": bool(os.environ.get("CKPTFS_KEEP_COPIES")),
         "hang_timeout_s": settings.hang_timeout_s,
