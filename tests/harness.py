@@ -86,8 +86,11 @@ def detach(mountpoint: str) -> None:
     _libc.umount2(os.fsencode(mountpoint), MNT_DETACH)
 
 
-def mount_tmpfs(target: Path, options: str = "size=4g,mode=755") -> None:
-    """A private tmpfs to compare with. nosuid and nodev, as the filesystem under test is."""
+def mount_tmpfs(target: Path, options: str = "size=4g,mode=755,huge=within_size") -> None:
+    """A private tmpfs to compare with. nosuid and nodev, as the filesystem under test is.
+
+    With the same huge pages as the arena, since those decide how exactly holes are told.
+    """
     ms_nosuid, ms_nodev = 2, 4
     target.mkdir(parents=True, exist_ok=True)
     args = (b"tmpfs", os.fsencode(target), b"tmpfs", ms_nosuid | ms_nodev, options.encode())

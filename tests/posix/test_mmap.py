@@ -1,5 +1,6 @@
 """Memory mappings."""
 
+import faulthandler
 import mmap
 import os
 import signal
@@ -117,6 +118,7 @@ def test_access_beyond_the_end_of_a_truncated_mapping_is_sigbus(ckpt):
     def touch():
         pid = os.fork()
         if pid == 0:
+            faulthandler.disable()
             with Opened(path) as fd:
                 mapping = mmap.mmap(fd, 8192)
                 os.ftruncate(fd, 4096)

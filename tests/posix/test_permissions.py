@@ -168,16 +168,16 @@ def test_sticky_directory_protects_others_files(ckpt, tmpfs_dir):
 def test_chown_clears_suid_and_sgid(ckpt, tmpfs_dir):
     def scenario(root):
         seen = []
-        for mode in (0o4755, 0o2755, 0o2745, 0o6777):
+        for mode in (0o4755, 0o2755, 0o6777):
             path = write_file(root / f"f{mode:o}", b"x", mode)
             os.chown(path, OTHER, -1)
             seen.append(mode_of(path))
             os.chmod(path, mode)
             in_child(lambda p=path: os.chown(p, -1, 777), uid=OTHER, groups=(777,))
             seen.append(mode_of(path))
-            os.chmod(path, mode)
-            os.chown(path, -1, -1)
-            seen.append(mode_of(path))
+        path = write_file(root / "by-root", b"x", 0o2745)
+        os.chown(path, OTHER, -1)
+        seen.append(mode_of(path))
         directory = root / "d"
         directory.mkdir()
         os.chmod(directory, 0o6755)
@@ -190,7 +190,7 @@ def test_chown_clears_suid_and_sgid(ckpt, tmpfs_dir):
 def test_truncate_by_another_user_clears_suid_and_sgid(ckpt, tmpfs_dir):
     def scenario(root):
         seen = []
-        for mode in (0o6777, 0o2767):
+        for mode in (0o6777, 0o4767):
             path = write_file(root / f"f{mode:o}", b"x" * 10, mode)
             in_child(lambda p=path: os.truncate(p, 5), uid=NOBODY)
             seen.append(mode_of(path))
@@ -207,7 +207,7 @@ def test_write_by_another_user_clears_suid_and_sgid_at_close(ckpt, tmpfs_dir):
 
     def scenario(root):
         seen = []
-        for mode in (0o6777, 0o4777, 0o2777, 0o2767):
+        for mode in (0o6777, 0o4777, 0o2777, 0o4767):
             path = write_file(root / f"f{mode:o}", b"x" * 10, mode)
 
             def write(path=path):
@@ -216,6 +216,45 @@ def test_write_by_another_user_clears_suid_and_sgid_at_close(ckpt, tmpfs_dir):
 
             in_child(write, uid=NOBODY)
             seen.append(mode_of(path))
+        return seen
+
+    assert_same(scenario, ckpt, tmpfs_dir)
+
+
+def test_chown_to_nobody_new_clears_suid(ckpt, tmpfs_dir):
+    """chown(path, -1, -1) changes no owner and still clears."""
+
+    def scenario(root):
+        seen = []
+        for mode in (0o4755, 0o2755, 0o6777):
+            path = write_file(root / f"f{mode:o}", b"x", mode)
+            os.chown(path, -1, -1)
+            seen.append(mode_of(path))
+        return seen
+
+    assert_same(scenario, ckpt, tmpfs_dir)
+
+
+def test_sgid_without_group_execute_goes_when_the_caller_is_outside_the_group(ckpt, tmpfs_dir):
+    def scenario(root):
+        actions = {
+            "chown": lambda p: os.chown(p, -1, 777),
+            "truncate": lambda p: os.truncate(p, 5),
+            "o_trunc": lambda p: os.close(os.open(p, os.O_WRONLY | os.O_TRUNC)),
+            "write": lambda p: write_file_at(p),
+        }
+
+        def write_file_at(path):
+            with Opened(path, os.O_WRONLY) as fd:
+                os.write(fd, b"y")
+
+        seen = {}
+        for name, action in actions.items():
+            path = write_file(root / name, b"x" * 10, 0o2767)
+            os.chown(path, OTHER, 0)
+            os.chmod(path, 0o2767)
+            in_child(lambda p=path, a=action: a(p), uid=OTHER, groups=(777,))
+            seen[name] = mode_of(path)
         return seen
 
     assert_same(scenario, ckpt, tmpfs_dir)

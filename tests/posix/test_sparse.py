@@ -57,6 +57,21 @@ def test_holes_are_found_as_on_tmpfs(ckpt, tmpfs_dir):
     assert_same(scenario, ckpt, tmpfs_dir)
 
 
+def test_data_is_never_taken_for_a_hole(ckpt):
+    """Holes may be told smaller than they are (memory comes in folios), data never."""
+    written = [(0, 10), (3 * MIB + 5, 100_000), (20 * MIB, 4096), (40 * MIB - 1, 1)]
+    with Opened(ckpt / "f", os.O_RDWR | os.O_CREAT) as fd:
+        os.ftruncate(fd, 64 * MIB)
+        for offset, length in written:
+            os.pwrite(fd, b"x" * length, offset)
+        found = data_map(fd, 64 * MIB)
+    for offset, length in written:
+        assert any(start <= offset and offset + length <= end for start, end in found)
+    # A huge page is the coarsest that memory comes in.
+    assert sum(end - start for start, end in found) <= 8 * 2 * MIB
+    assert not any(start < 60 * MIB < end for start, end in found)
+
+
 def test_holes_take_no_memory(ckpt):
     with Opened(ckpt / "f", os.O_RDWR | os.O_CREAT) as fd:
         os.ftruncate(fd, 1 << 40)

@@ -181,5 +181,6 @@ def test_posix_acls_are_refused(ckpt, name):
     """An exception: ACLs are not stored. Refusing them lets `cp -a` and tar fall back to modes."""
     acl = bytes.fromhex("02000000010006000000000004000400000000002000040000000000")
     ckpt.joinpath("d").mkdir()
-    assert fails_with(os.setxattr, ckpt / "d", name, acl) == "EOPNOTSUPP"
-    assert fails_with(os.getxattr, ckpt / "d", name) in ("EOPNOTSUPP", "ENODATA")
+    # Python's table of names calls it by its other name.
+    assert fails_with(os.setxattr, ckpt / "d", name, acl) == "ENOTSUP"
+    assert fails_with(os.getxattr, ckpt / "d", name) in ("ENOTSUP", "ENODATA")
