@@ -65,11 +65,10 @@ class Index:
 
     def __init__(self, path: Path, *, check: bool = True) -> None:
         self.path = path
-        fresh = not path.exists()
+        if not path.exists():
+            _make(path)
         self._db = sqlite3.connect(path, isolation_level=None, cached_statements=256)
         try:
-            if fresh:
-                self._make()
             self._verify(check)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=OFF")
@@ -89,16 +88,6 @@ class Index:
         """Close the database; everything committed stays."""
         self._db.close()
 
-    def _make(self) -> None:
-        now = time.time_ns()
-        self._db.executescript(
-            f"PRAGMA page_size=1024; PRAGMA application_id={APPLICATION_ID};"
-            f"PRAGMA user_version={SCHEMA_VERSION}; BEGIN; {_SCHEMA}"
-            f"INSERT INTO inode VALUES({ROOT_INO},{stat.S_IFDIR | 0o755},2,0,0,0,0,0,"
-            f"{now},{now},{now},0,{ROOT_INO},NULL);"
-            f"INSERT INTO meta VALUES('ino',{ROOT_INO + 1}),('cookie',{FIRST_COOKIE}); COMMIT;"
-        )
-
     def _verify(self, check: bool) -> None:
         application_id = self._db.execute("PRAGMA application_id").fetchone()[0]
         if application_id != APPLICATION_ID:
@@ -113,7 +102,7 @@ class Index:
         if check:
             problem = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if problem != "ok":
-                raise IndexDamaged(f"{self.path}: {problem}")
+                raise IndexDamaged(f"{self.path}: {' '.join(problem.split())}")
         root = self._db.execute("SELECT mode FROM inode WHERE ino=?", (ROOT_INO,)).fetchone()
         if root is None or not stat.S_ISDIR(root[0]):
             raise IndexDamaged(f"{self.path}: has no root directory")
@@ -327,3 +316,20 @@ class Index:
     def forget_ops(self) -> None:
         """A new kernel connection numbers its requests anew."""
         self._db.execute("DELETE FROM recent_op")
+
+
+def _make(path: Path) -> None:
+    # under another name first: a crash in between must not look like a damaged index
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    now = time.time_ns()
+    db = sqlite3.connect(fresh, isolation_level=None)
+    db.executescript(
+        f"PRAGMA page_size=1024; PRAGMA application_id={APPLICATION_ID};"
+        f"PRAGMA user_version={SCHEMA_VERSION}; BEGIN; {_SCHEMA}"
+        f"INSERT INTO inode VALUES({ROOT_INO},{stat.S_IFDIR | 0o755},2,{os.getuid()},{os.getgid()},0,0,0,"
+        f"{now},{now},{now},0,{ROOT_INO},NULL);"
+        f"INSERT INTO meta VALUES('ino',{ROOT_INO + 1}),('cookie',{FIRST_COOKIE}); COMMIT;"
+    )
+    db.close()
+    fresh.rename(path)

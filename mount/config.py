@@ -90,6 +90,6 @@ def load(path: Path | None, flags: dict[str, Any]) -> Settings:
     values |= {key: value for key, value in flags.items() if value is not None}
     try:
         return msgspec.convert(values, Settings)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, ConfigError) as error:
         where = f"{path}: " if path is not None else ""
         raise ConfigError(f"{where}{error}") from error

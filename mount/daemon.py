@@ -25,7 +25,7 @@ import trio
 from fs.arena import Arena
 from fs.catalog import EmbeddedCatalog, Fault, no_fault
 from fs.content import Content
-from fs.errors import CkptfsError
+from fs.errors import CkptfsError, IndexDamaged
 from fs.fuse_ops import FuseOps
 from fs.index import Index
 from fs.vfs import Vfs
@@ -43,18 +43,20 @@ def _end_with(supervisor_pid: int) -> None:
         sys.exit("the supervisor ended before its worker began")
 
 
-def _fault_from(specification: str, marker: Path) -> Fault:
-    """A fault for tests: kill this process at "point", or hang at "hang:point", once."""
-    if not specification:
-        return no_fault
-    hangs = specification.startswith("hang:")
-    wanted = specification.removeprefix("hang:")
+def _faults(directory: Path) -> Fault:
+    """Faults for tests: the file "fault" names a point, at which this process is killed.
+
+    "POINT" once, "hang POINT" once (stops answering), "always POINT" each time.
+    """
+    order = directory / "fault"
 
     def fault(point: str) -> None:
-        if point != wanted or marker.exists():
+        words = order.read_text().split() if order.exists() else []
+        if not words or words[-1] != point:
             return
-        marker.touch()
-        if hangs:
+        if words[0] != "always":
+            order.unlink()
+        if words[0] == "hang":
             signal.pause()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -63,7 +65,8 @@ def _fault_from(specification: str, marker: Path) -> Fault:
 
 def open_vfs(settings: dict[str, Any], order: dict[str, Any]) -> Vfs:
     """Index, catalog, content and arena, recovered. Raises CkptfsError when they cannot be trusted."""
-    fault = _fault_from(settings["fault"], Path(settings["index"]) / "fault-hit")
+    fault = _faults(Path(settings["index"])) if settings["faults"] else no_fault
+    fault("start")
     index = Index(Path(settings["index"]) / "index.sqlite", check=order["fresh"])
     arena = Arena(Path(settings["arena"]), size_bytes=settings["bound_bytes"])
     vfs = Vfs(index, EmbeddedCatalog(index, fault), Content(arena), fault)
@@ -125,6 +128,10 @@ def main() -> None:
         order = link.wait_order()
     try:
         vfs = open_vfs(settings, order)
+    except IndexDamaged as error:
+        advice = "nothing was changed; repair it, or begin anew and keep it with --set-aside"
+        link.say(type="failed", error=f"{error}; {advice}")
+        sys.exit(1)
     except (CkptfsError, OSError, sqlite3.Error) as error:
         link.say(type="failed", error=str(error))
         sys.exit(1)

@@ -107,6 +107,10 @@ def _check_device() -> None:
             f"{fusedev.DEVICE} is not there: load the module (modprobe fuse), or give the container "
             "the device (docker run --device /dev/fuse)"
         )
+    if not os.access(fusedev.DEVICE, os.R_OK | os.W_OK):
+        raise CkptfsError(
+            f"{fusedev.DEVICE}: you may not open it: mount as root, or let users (chmod 666 {fusedev.DEVICE})"
+        )
     if os.getuid() != 0 and shutil.which("fusermount3") is None:
         raise CkptfsError(
             "as a user other than root, fusermount3 is needed: install the package fuse3"
@@ -182,7 +186,7 @@ def _supervisor_settings(
         "arena": str(run.arena),
         "index": str(run.index),
         "bound_bytes": bound_bytes,
-        "fault": os.environ.get("CKPTFS_FAULT", ""),
+        "faults": bool(os.environ.get("CKPTFS_FAULTS")),
     }
     return {
         "name": run.name,

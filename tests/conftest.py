@@ -38,6 +38,7 @@ _numbers = itertools.count()
 def pytest_addoption(parser: pytest.Parser) -> None:
     ops = int(os.environ.get("CKPTFS_SIDE_BY_SIDE_OPS", "400"))
     seed = os.environ.get("CKPTFS_SIDE_BY_SIDE_SEED")
+    parser.addoption("--kills", type=int, default=26, help="random kills per load test")
     parser.addoption("--side-by-side-ops", type=int, default=ops, help="random operations per seed")
     parser.addoption(
         "--side-by-side-seed", type=int, default=seed and int(seed), help="repeat this seed"
