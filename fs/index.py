@@ -27,6 +27,7 @@ APPLICATION_ID = 0x636B7074  # "ckpt"
 SCHEMA_VERSION = 1
 FIRST_COOKIE = 16  # below: "." and ".."
 RESERVE_BLOCK = 4096
+PAGE_BYTES = 1024  # a small change writes few bytes of WAL
 SPACE_RESERVE_BYTES = 8 << 20
 RECENT_OPS = 8192  # far above what can be executed and yet unanswered when a worker dies
 
@@ -129,7 +130,12 @@ class Index:
     def require_space(self) -> None:
         """Raise FsError ENOSPC when only the reserve for deletions is left."""
         vfs = os.statvfs(self.path)
-        if vfs.f_bavail * vfs.f_frsize < SPACE_RESERVE_BYTES:
+        free_bytes = vfs.f_bavail * vfs.f_frsize
+        if free_bytes >= SPACE_RESERVE_BYTES:
+            return
+        # the file does not shrink: what deletions gave back lies in it
+        free_bytes += self._db.execute("PRAGMA freelist_count").fetchone()[0] * PAGE_BYTES
+        if free_bytes < SPACE_RESERVE_BYTES:
             raise FsError(errno.ENOSPC, f"{self.path}: the index's tmpfs is full")
 
     def _counter(self, key: str) -> int:
@@ -325,7 +331,7 @@ def _make(path: Path) -> None:
     now = time.time_ns()
     db = sqlite3.connect(fresh, isolation_level=None)
     db.executescript(
-        f"PRAGMA page_size=1024; PRAGMA application_id={APPLICATION_ID};"
+        f"PRAGMA page_size={PAGE_BYTES}; PRAGMA application_id={APPLICATION_ID};"
         f"PRAGMA user_version={SCHEMA_VERSION}; BEGIN; {_SCHEMA}"
         f"INSERT INTO inode VALUES({ROOT_INO},{stat.S_IFDIR | 0o755},2,{os.getuid()},{os.getgid()},0,0,0,"
         f"{now},{now},{now},0,{ROOT_INO},NULL);"
