@@ -1,8 +1,8 @@
 """Fixtures: real mounts over both lanes, and a plain tmpfs to compare with.
 
-Tests that touch a mount get the marker `mount` by the fixtures they use, so `-m "not mount and not slow"` is the quick
-suite that needs neither root nor /dev/fuse. Without those such tests skip with the reason; with CI=true they fail, since
-a CI that silently skips the mount tests nothing.
+Tests that touch a mount get the marker `mount` by the fixtures they use, so `-m "not mount and not slow"`
+is the quick suite that needs neither root nor /dev/fuse. Without those such tests skip with the reason;
+with CI=true they fail, since a CI that silently skips the mount tests nothing.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ run when this one was killed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -117,10 +118,8 @@ def pids_carrying(text: str) -> list[int]:
 
 
 def kill_pid(pid: int, sig: int = signal.SIGKILL) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, sig)
-    except ProcessLookupError:
-        pass
 
 
 def pid_alive(pid: int) -> bool:

@@ -1,7 +1,8 @@
 """The same random operations on the mount and on tmpfs, side by side: every result and errno must agree.
 
-What is compared: results, errnos, bytes, type, mode, owner, link count, size, link targets, xattrs, which names are one
-file, and mtime as far as it was set by hand (a time of now is only "now"). Not compared: directory sizes, blocks, atime.
+What is compared: results, errnos, bytes, type, mode, owner, link count, size, link targets, xattrs, which
+names are one file, and mtime as far as it was set by hand (a time of now is only "now"). Not compared:
+directory sizes, blocks, atime.
 
 A failure prints the seed and the operations that led to it. `--side-by-side-ops N` (or CKPTFS_SIDE_BY_SIDE_OPS) makes
 runs longer, `--side-by-side-seed S` (or CKPTFS_SIDE_BY_SIDE_SEED) repeats one.

@@ -1,4 +1,4 @@
-"""System calls Python has no name for, other processes and other users, and comparing two filesystems by outcome."""
+"""System calls Python has no name for, other processes and users, comparing two filesystems."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def spawn(
         result = ("ok", action())
     except OSError as exc:
         result = ("errno", exc.errno)
-    except BaseException as exc:  # noqa: BLE001  (all of it is reported to the parent)
+    except BaseException as exc:  # all of it is the parent's to judge
         result = ("error", repr(exc))
     try:
         os.write(write_end, pickle.dumps(result))

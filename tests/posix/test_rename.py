@@ -221,3 +221,39 @@ def test_renames_of_two_processes_have_one_winner(ckpt):
     taken = [child.result() for child in children]
     assert sorted(taken[0] + taken[1]) == list(range(50))
     assert len(os.listdir(ckpt)) == 50
+
+
+def test_path_operations_while_the_file_is_replaced(ckpt):
+    """Between the kernel's walk of a path and the request the file may be replaced: nobody may notice."""
+    path = write_file(ckpt / "latest", b"0" * 1000)
+
+    def replace():
+        for number in range(400):
+            write_file(ckpt / "tmp", b"%d" % (number % 10) * 1000)
+            os.rename(ckpt / "tmp", path)
+
+    child = spawn(replace)
+    for _ in range(150):
+        assert len(path.read_bytes()) == 1000
+        os.truncate(path, 1000)
+        os.chmod(path, 0o644)
+        os.utime(path, ns=(1, 1))
+        os.setxattr(path, "user.a", b"b")
+        assert path.stat().st_size == 1000
+    child.result(60)
+
+
+def test_readers_while_the_file_is_removed_and_made_again(ckpt):
+    """There or not there; no third answer."""
+    path = ckpt / "f"
+
+    def remake():
+        for _ in range(300):
+            write_file(path, b"x")
+            os.unlink(path)
+
+    child = spawn(remake)
+    for _ in range(300):
+        assert outcome(path.read_bytes) in (b"x", b"", "ENOENT")
+        assert outcome(lambda: path.stat().st_mode) in (0o100644, "ENOENT")
+    child.result(60)
