@@ -98,6 +98,26 @@ def test_renames_meanwhile_do_not_hide_other_entries(ckpt):
     assert all(seen.count(name) == 1 for name in untouched)
 
 
+def test_changes_of_files_during_a_listing_are_not_undone_by_it(ckpt):
+    """A listing also carries attributes; those it gathered earlier must not replace newer ones."""
+    fill(ckpt, 2000)
+    with Opened(ckpt, os.O_RDONLY) as fd:
+        names = entries_of([entry[3] for entry in getdents(fd, SMALL_BUFFER_BYTES)])
+        for number in range(0, 2000, 7):
+            path = ckpt / f"entry-{number:06d}"
+            write_file(path, b"x" * number, 0o600)
+            os.utime(path, ns=(number, number))
+            os.setxattr(path, "user.a", b"b")
+        os.link(ckpt / "entry-000007", ckpt.parent / "linked")
+        names += entries_of(all_names(fd, SMALL_BUFFER_BYTES))
+    os.unlink(ckpt.parent / "linked")
+    assert len(names) == 2000
+    for number in range(0, 2000, 7):
+        got = (ckpt / f"entry-{number:06d}").stat()
+        assert (got.st_size, oct(got.st_mode), got.st_mtime_ns) == (number, "0o100600", number)
+        assert got.st_nlink == 1
+
+
 def test_rm_r_of_a_large_tree(ckpt):
     tree = ckpt / "tree"
     for number in range(5):
