@@ -25,7 +25,7 @@ from mount.bench_report import ARENA, BASELINE, MOUNT, SHM, BenchReport, Row, ju
 from mount.bench_targets import Target, baseline, directory_in
 
 SHM_DIRECTORY = Path("/dev/shm")
-SPARE_BYTES = 256 << 20  # left free in whatever is written to
+SPARE_BYTES = 64 << 20  # left free in whatever is written to
 WARM_FACTOR = 3  # the allocator does not hand out the same pages again
 
 Say = Callable[[str], None]
@@ -106,7 +106,9 @@ def _bounded_size(options: BenchOptions, targets: Sequence[Target], notes: list[
             free.append(status.f_bavail * status.f_frsize)
     size_bytes = min(options.size_bytes, min(free) - SPARE_BYTES)
     if size_bytes < 1 << 20:
-        raise CkptfsError("less than 257 MiB are free in one of the places: free some memory first")
+        raise CkptfsError(
+            f"less than {(SPARE_BYTES >> 20) + 1} MiB are free in one of the places: free memory first"
+        )
     if size_bytes < options.size_bytes:
         notes.append(
             f"{size_bytes >> 20} MiB instead of {options.size_bytes >> 20}: no more is free"

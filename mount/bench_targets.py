@@ -76,23 +76,23 @@ def baseline() -> Iterator[Path]:
             start_new_session=True,  # Ctrl-C is ours to handle, in order
         )
         try:
-            _wait_mounted(process, mountpoint)
+            if not _mounted(process, mountpoint):
+                errors.seek(0)
+                text = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+                raise CkptfsError(f"the pyfuse3 yardstick did not start: {text}")
             yield mountpoint
-        except CkptfsError:
-            errors.seek(0)
-            text = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
-            raise CkptfsError(f"the pyfuse3 yardstick did not start: {text}") from None
         finally:
             _stop(process, mountpoint)
 
 
-def _wait_mounted(process: subprocess.Popen[bytes], mountpoint: Path) -> None:
+def _mounted(process: subprocess.Popen[bytes], mountpoint: Path) -> bool:
     deadline_s = time.monotonic() + START_S
     while sysmount.mount_at(str(mountpoint)) is None:
         if process.poll() is not None or time.monotonic() > deadline_s:
-            raise CkptfsError("not mounted")
+            return False
         time.sleep(0.02)
-    os.statvfs(mountpoint)
+    os.statvfs(mountpoint)  # answered when it serves
+    return True
 
 
 def _stop(process: subprocess.Popen[bytes], mountpoint: Path) -> None:
