@@ -1,11 +1,9 @@
-"""The FUSE messages the supervisor looks into. Pure: bytes in, decisions and bytes out.
+"""The FUSE messages that are looked into between the kernel and libfuse. Pure: bytes in, bytes out.
 
 What it keeps true:
 - A message is passed on as it came, but for: the INIT reply (passthrough and sizes are agreed to), OPEN
   and CREATE replies (backing id, open mode), the pid field of requests (the request's number, so that a
   worker can tell one sent again), and the size of directory reads (a reply must fit the socket).
-- Each request that the worker was given is remembered until its reply; what is remembered when a worker
-  dies is what it owes.
 
 Offsets and flags are those of linux/fuse.h, protocol 7.36 and later (INIT_EXT).
 """
@@ -13,7 +11,7 @@ Offsets and flags are those of linux/fuse.h, protocol 7.36 and later (INIT_EXT).
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from mmap import mmap
 from typing import NamedTuple
 
 Buffer = bytearray | memoryview
@@ -22,7 +20,8 @@ Buffer = bytearray | memoryview
 LOOKUP, FORGET, GETATTR, SETATTR, OPEN, READ, WRITE, RELEASE = 1, 2, 3, 4, 14, 15, 16, 18
 FLUSH, INIT, READDIR, CREATE, INTERRUPT, DESTROY = 25, 26, 28, 35, 36, 38
 BATCH_FORGET, FALLOCATE, READDIRPLUS, LSEEK, COPY_FILE_RANGE, TMPFILE = 42, 43, 44, 46, 47, 51
-UNANSWERED = frozenset({FORGET, BATCH_FORGET, INTERRUPT})
+# what the vfs has no use for: it counts no lookups, and its handlers do not wait
+IGNORED = frozenset({FORGET, BATCH_FORGET, INTERRUPT})
 LOCAL = frozenset({READ, WRITE, FALLOCATE, LSEEK, COPY_FILE_RANGE})
 
 REQUEST_HEADER = struct.Struct("<IIQQ")  # len opcode unique nodeid
@@ -107,7 +106,7 @@ def parse_open_reply(opcode: int, reply: Buffer) -> OpenReply:
     return OpenReply(offset, fh, open_flags)
 
 
-def patch_open_reply(reply: Buffer, parsed: OpenReply, access: int, backing_id: int | None) -> None:
+def patch_open_reply(reply: Buffer, parsed: OpenReply, access: int, backing_id: int) -> None:
     """Set the open's mode.
 
     With a backing id: passthrough. Without: a write-only open goes straight to us (one copy less, and
@@ -117,19 +116,17 @@ def patch_open_reply(reply: Buffer, parsed: OpenReply, access: int, backing_id: 
     flags = parsed.open_flags & ~(FOPEN_KEEP_CACHE | FOPEN_NONSEEKABLE)
     if access == 0:
         flags |= FOPEN_NOFLUSH
-    if backing_id is not None:
+    if backing_id:
         flags |= FOPEN_PASSTHROUGH
     elif access == _O_WRONLY:
         flags |= FOPEN_DIRECT_IO
     else:
         flags |= FOPEN_KEEP_CACHE
-    _OPEN_OUT.pack_into(reply, parsed.offset, parsed.fh, flags, backing_id or 0)
+    _OPEN_OUT.pack_into(reply, parsed.offset, parsed.fh, flags, backing_id)
 
 
-def open_access(opcode: int, request: Buffer) -> int:
-    """The access mode (O_ACCMODE bits) of an OPEN or CREATE request; 0 for others."""
-    if opcode not in (OPEN, CREATE):
-        return 0
+def open_access(request: Buffer) -> int:
+    """The access mode (O_ACCMODE bits) of an OPEN, CREATE or TMPFILE request."""
     return int(struct.unpack_from("<I", request, REQUEST_HEADER_BYTES)[0]) & _O_ACCMODE
 
 
@@ -144,11 +141,6 @@ def number_request(request: Buffer, unique: int) -> None:
     if unique & RESENT_UNIQUE:
         number |= RESENT_PID
     struct.pack_into("<I", request, PID_OFFSET, number)
-
-
-def mark_resent(request: bytearray) -> None:
-    """Mark a kept copy as sent again."""
-    request[PID_OFFSET + 3] |= 0x80
 
 
 def bound_readdir(request: Buffer) -> None:
@@ -180,64 +172,13 @@ def resend_notification() -> bytes:
     return REPLY_HEADER.pack(REPLY_HEADER_BYTES, NOTIFY_RESEND, 0)
 
 
-@dataclass(slots=True)
-class Owed:
-    """A request that the worker has not answered."""
-
-    opcode: int
-    access: int
-    fh: int
-    since_s: float
-    copy: bytes | None
+# The file in which a worker leaves what it was doing (fs.opentable): the number of the request answered last,
+# and, further on, the request read last.
+ANSWERED_OFFSET, REQUEST_OFFSET = 0, 4096
 
 
-class Ledger:
-    """What the worker owes, by the request's unique (as the kernel expects it in the reply).
-
-    A request that saw *max_deaths* workers die is given up: it may be what kills them.
-    """
-
-    def __init__(self, max_deaths: int = 3) -> None:
-        self.owed: dict[int, Owed] = {}
-        self._lost: list[tuple[int, Owed]] = []
-        self._deaths: dict[int, int] = {}
-        self._max_deaths = max_deaths
-
-    def add(self, unique: int, owed: Owed) -> None:
-        """A request goes to the worker."""
-        self.owed[unique] = owed
-
-    def poisonous(self, unique: int) -> bool:
-        """Whether a request has outlived too many workers to be tried once more."""
-        if not self._deaths:
-            return False
-        return self._deaths.get(unique & ~RESENT_UNIQUE, 0) >= self._max_deaths
-
-    def forgive(self, unique: int) -> None:
-        """The request has been answered; its count ends."""
-        if self._deaths:
-            self._deaths.pop(unique & ~RESENT_UNIQUE, None)
-
-    def settle(self, unique: int) -> Owed | None:
-        """The worker replied."""
-        self.forgive(unique)
-        return self.owed.pop(unique, None)
-
-    def worker_died(self) -> int:
-        """Count the death against what it owed, and keep that for the next worker; how much it was."""
-        lost = sorted(self.owed.items(), key=lambda item: item[0] & ~RESENT_UNIQUE)
-        self.owed.clear()
-        for unique, _ in lost:
-            base = unique & ~RESENT_UNIQUE
-            self._deaths[base] = self._deaths.get(base, 0) + 1
-        self._lost += lost
-        return len(self._lost)
-
-    def take_lost(self) -> list[tuple[int, Owed]]:
-        """What dead workers owed, oldest request first; it is the caller's from now on."""
-        lost, self._lost = self._lost, []
-        return lost
-
-    def oldest_age_s(self, now_s: float) -> float:
-        """Age of the request that has waited longest; 0 when nothing is owed."""
-        return now_s - min((owed.since_s for owed in self.owed.values()), default=now_s)
+def request_in_hand(session: Buffer | bytes | mmap) -> int:
+    """The unique of the request that a dead worker read and did not answer; 0 for none."""
+    answered: int = struct.unpack_from("<Q", session, ANSWERED_OFFSET)[0]
+    unique: int = REQUEST_HEADER.unpack_from(session, REQUEST_OFFSET)[2]
+    return 0 if unique == answered else unique

@@ -1,16 +1,16 @@
-"""Backing files as the supervisor uses them: ids for the kernel, or reads and writes in its place.
+"""Backing files as the worker's session uses them: ids for the kernel, or reads and writes in its place.
 
 What it keeps true:
 - One backing id (passthrough) or one descriptor (plain) per inode while it has opens, however many: the
   kernel refuses a second id for an inode that is open. Both go with the last release; one left over would
-  pin the file's memory.
-- The table of granted opens is what a new worker is told: which inodes are in use, and for writing.
+  pin the file's memory. Ids belong to the connection, so they outlive the worker that registered them.
 - FALLOCATE, LSEEK and COPY_FILE_RANGE, which libfuse has no handlers for, act on the backing file as the
   system calls do. Those that may take long run in a thread, so that nothing else waits for them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable
 
 from fs import relay
+from fs.opentable import OpenTable
 from fs.types import FH_INO_MASK, FH_RESIDENT
 from mount.budget import Budget
 from mount.sysmount import libc
@@ -30,29 +31,26 @@ log = logging.getLogger("ckptfs.backing")
 
 _BACKING_OPEN, _BACKING_CLOSE = 0x4010E501, 0x4004E502
 _COPY_PIECE_BYTES = 256 << 20  # a signal can end a copy between pieces
-
-
-class _Backing:
-    __slots__ = ("backing_id", "fd", "opens")
-
-    def __init__(self, backing_id: int | None, fd: int) -> None:
-        self.backing_id = backing_id
-        self.fd = fd
-        self.opens = 0
+_PUNCH_HOLE = 2
+_BODY = relay.REQUEST_HEADER_BYTES
+_NOBODY_WAITS = (errno.ENOENT, errno.ENODEV, errno.EPERM, errno.ECONNABORTED)
 
 
 class Backings:
-    """Backing files under the open directory *data_fd*, for the FUSE connection *fuse_fd*."""
+    """Backing files in the open directory *data_fd*, for the FUSE connection *device_fd*."""
 
-    def __init__(self, data_fd: int, budget: Budget | None) -> None:
+    def __init__(
+        self, device_fd: int, data_fd: int, table: OpenTable, budget: Budget | None
+    ) -> None:
         self.passthrough = False
-        self.fuse_fd = -1
+        self.slow_inline = False
+        self._device_fd = device_fd
         self._data_fd = data_fd
+        self._table = table
         self._budget = budget
-        self._by_ino: dict[int, _Backing] = {}
-        self._granted: dict[int, int] = {}  # file handle -> opens
+        self._fds: dict[int, int] = {}
         self._slow: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._run_slow, daemon=True, name="local-io").start()
+        threading.Thread(target=self._run_slow, daemon=True, name="slow-io").start()
 
     def _open_file(self, ino: int, flags: int = os.O_RDWR) -> int:
         return os.open(str(ino), flags | os.O_CLOEXEC, dir_fd=self._data_fd)
@@ -60,66 +58,62 @@ class Backings:
     # opens
 
     def probe(self, fd: int) -> bool:
-        """Whether this process may register backing files (it needs CAP_SYS_ADMIN in the first namespace)."""
+        """Whether this process may register backing files (CAP_SYS_ADMIN in the first namespace)."""
         try:
-            self._close_id(self._register(fd))
+            self.close_id(self._register(fd))
         except OSError:
             return False
         return True
 
     def _register(self, fd: int) -> int:
         argument = bytearray(struct.pack("<iIQ", fd, 0, 0))
-        return int(fcntl.ioctl(self.fuse_fd, _BACKING_OPEN, argument, True))
+        backing_id = int(fcntl.ioctl(self._device_fd, _BACKING_OPEN, argument, True))
+        self._table.last_backing_id = backing_id
+        return backing_id
 
-    def _close_id(self, backing_id: int) -> None:
-        fcntl.ioctl(self.fuse_fd, _BACKING_CLOSE, struct.pack("<I", backing_id))
+    def close_id(self, backing_id: int) -> None:
+        """Let the kernel let go of a backing file; one that is not registered is none to close."""
+        with contextlib.suppress(FileNotFoundError):
+            fcntl.ioctl(self._device_fd, _BACKING_CLOSE, struct.pack("<I", backing_id))
 
-    def grant(self, fh: int) -> int | None:
-        """Note an open that the worker granted: its backing id, None in the plain lane. Raises OSError."""
-        ino = fh & FH_INO_MASK
-        backing = self._by_ino.get(ino)
-        if backing is None:
-            fd = self._open_file(ino)
-            if self.passthrough:
-                try:
-                    backing = _Backing(self._register(fd), -1)
-                finally:
-                    os.close(fd)
-            else:
-                backing = _Backing(None, fd)
-            self._by_ino[ino] = backing
-        backing.opens += 1
-        self._granted[fh] = self._granted.get(fh, 0) + 1
-        return backing.backing_id
+    def id_for(self, ino: int) -> int:
+        """The backing id under which an open of *ino* is granted; 0 in the plain lane. Raises OSError."""
+        backing_id = self._table.backing_id(ino)
+        if backing_id is not None:
+            return backing_id
+        if not self.passthrough:
+            return 0
+        fd = self._open_file(ino)
+        try:
+            return self._register(fd)
+        finally:
+            os.close(fd)
 
-    def release(self, fh: int) -> None:
-        """The open is gone (or never reached the application)."""
-        count = self._granted.get(fh, 0) - 1
-        if count > 0:
-            self._granted[fh] = count
-        else:
-            self._granted.pop(fh, None)
-        backing = self._by_ino.get(fh & FH_INO_MASK)
-        if backing is None:
+    def unused(self, ino: int) -> None:
+        """The last open is gone."""
+        backing_id = self._table.backing_id(ino)
+        if backing_id:
+            self.close_id(backing_id)
+        fd = self._fds.pop(ino, None)
+        if fd is not None:
+            os.close(fd)
+        self._table.forget(ino)
+
+    def adopt(self, last_id: int) -> None:
+        """Close what a worker that died left registered; *last_id* is the last id it wrote down."""
+        for ino, _ in self._table.idle():
+            self.unused(ino)
+        if not self.passthrough:
             return
-        backing.opens -= 1
-        if backing.opens > 0:
-            return
-        del self._by_ino[fh & FH_INO_MASK]
-        if backing.backing_id is not None:
-            self._close_id(backing.backing_id)
-        if backing.fd >= 0:
-            os.close(backing.fd)
-
-    def granted(self) -> list[tuple[int, int]]:
-        """Every open that an application still holds: (file handle, count)."""
-        return list(self._granted.items())
+        # registered last, or next, but killed before the open was written down
+        for backing_id in {last_id, last_id + 1} - self._table.backing_ids() - {0}:
+            self.close_id(backing_id)
 
     # requests answered here
 
-    def serves(self, opcode: int, request: relay.Buffer) -> bool:
-        """Whether the request is for bytes that lie in a backing file."""
-        return opcode in relay.LOCAL and bool(relay.fh_of(request) & FH_RESIDENT)
+    def serves(self, request: relay.Buffer) -> bool:
+        """Whether a request (of an opcode in relay.LOCAL) is for bytes that lie in a backing file."""
+        return bool(relay.fh_of(request) & FH_RESIDENT)
 
     def serve(self, opcode: int, unique: int, request: memoryview, scratch: bytearray) -> None:
         """Execute and answer. *scratch* is at least a reply header and the largest read long."""
@@ -130,9 +124,13 @@ class Backings:
         elif opcode == relay.LSEEK:
             self._answer(unique, lambda: self._lseek(request))
         else:
-            kept = bytes(request[: relay.REQUEST_HEADER_BYTES + 56])
+            kept = bytes(request[: _BODY + 56])
             action = self._fallocate if opcode == relay.FALLOCATE else self._copy
-            self._slow.put(lambda: self._answer(unique, lambda: action(kept)))
+
+            def execute() -> None:
+                self._answer(unique, lambda: action(kept))
+
+            execute() if self.slow_inline else self._slow.put(execute)
 
     def _run_slow(self) -> None:
         while True:
@@ -148,61 +146,50 @@ class Backings:
     def send(self, message: bytes | bytearray | memoryview) -> bool:
         """Give the kernel a reply; False when nobody waits for it any more (interrupted, unmounted)."""
         try:
-            os.write(self.fuse_fd, message)
+            os.write(self._device_fd, message)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENODEV, errno.EPERM, errno.ECONNABORTED):
+            if error.errno not in _NOBODY_WAITS:
                 log.error("the kernel refused a reply of %d bytes: %s", len(message), error)
             return False
         return True
 
-    def _fd(self, ino: int) -> tuple[int, bool]:
-        """A descriptor and whether it must be closed."""
-        backing = self._by_ino.get(ino)
-        if backing is not None and backing.fd >= 0:
-            return backing.fd, False
-        return self._open_file(ino), True
+    def _kept_fd(self, ino: int) -> int:
+        """A descriptor that stays open as long as the inode has opens."""
+        fd = self._fds.get(ino)
+        if fd is None:
+            fd = self._fds[ino] = self._open_file(ino)
+        return fd
 
     def _write(self, request: memoryview) -> bytes:
-        fh, offset, size = struct.unpack_from("<QQI", request, relay.REQUEST_HEADER_BYTES)
+        fh, offset, size = struct.unpack_from("<QQI", request, _BODY)
         if self._budget is not None and not self._budget.admit(size):
             raise OSError(errno.ENOSPC, "the arena is full")
-        fd, mine = self._fd(fh & FH_INO_MASK)
-        try:
-            start = relay.REQUEST_HEADER_BYTES + 40
-            return struct.pack("<II", os.pwrite(fd, request[start : start + size], offset), 0)
-        finally:
-            if mine:
-                os.close(fd)
+        data = request[_BODY + 40 : _BODY + 40 + size]
+        return struct.pack("<II", os.pwrite(self._kept_fd(fh & FH_INO_MASK), data, offset), 0)
 
     def _read(self, unique: int, request: memoryview, scratch: bytearray) -> None:
-        fh, offset, size = struct.unpack_from("<QQI", request, relay.REQUEST_HEADER_BYTES)
+        fh, offset, size = struct.unpack_from("<QQI", request, _BODY)
         head = relay.REPLY_HEADER_BYTES
         view = memoryview(scratch)
         try:
-            fd, mine = self._fd(fh & FH_INO_MASK)
-            try:
-                count = os.preadv(fd, [view[head : head + size]], offset)
-            finally:
-                if mine:
-                    os.close(fd)
+            count = os.preadv(self._kept_fd(fh & FH_INO_MASK), [view[head : head + size]], offset)
         except OSError as error:
             self.send(relay.error_reply(unique, error.errno or errno.EIO))
             return
         relay.REPLY_HEADER.pack_into(scratch, 0, head + count, 0, unique)
         self.send(view[: head + count])
 
-    def _lseek(self, request: relay.Buffer) -> bytes:
-        fh, offset, whence = struct.unpack_from("<QqI", request, relay.REQUEST_HEADER_BYTES)
-        fd, mine = self._fd(fh & FH_INO_MASK)
+    def _lseek(self, request: memoryview) -> bytes:
+        fh, offset, whence = struct.unpack_from("<QqI", request, _BODY)
+        fd = self._open_file(fh & FH_INO_MASK, os.O_RDONLY)
         try:
             return struct.pack("<Q", os.lseek(fd, offset, whence))
         finally:
-            if mine:
-                os.close(fd)
+            os.close(fd)
 
     def _fallocate(self, request: bytes) -> bytes:
-        fh, offset, length, mode = struct.unpack_from("<QqqI", request, relay.REQUEST_HEADER_BYTES)
-        allocates = not mode & 2  # FALLOC_FL_PUNCH_HOLE
+        fh, offset, length, mode = struct.unpack_from("<QqqI", request, _BODY)
+        allocates = not mode & _PUNCH_HOLE
         if allocates and self._budget is not None and not self._budget.admit(length):
             raise OSError(errno.ENOSPC, "the arena is full")
         fd = self._open_file(fh & FH_INO_MASK)
@@ -216,7 +203,7 @@ class Backings:
         return b""
 
     def _copy(self, request: bytes) -> bytes:
-        fields = struct.unpack_from("<QqQQqQ", request, relay.REQUEST_HEADER_BYTES)
+        fields = struct.unpack_from("<QqQQqQ", request, _BODY)
         from_fh, from_offset, _, to_fh, to_offset, length = fields
         length = min(length, _COPY_PIECE_BYTES)
         if self._budget is not None and not self._budget.admit(length):

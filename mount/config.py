@@ -33,7 +33,6 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     require_passthrough: bool = False
     force_plain: bool = False
     hang_timeout_s: float = 10.0
-    request_timeout_s: float = 300.0
     give_up_s: float = 30.0
     stop_grace_s: float = 10.0
 
@@ -48,7 +47,7 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             )
         if self.name in (".", ".."):
             raise ConfigError(f"name {self.name!r} is not allowed")
-        for field in ("hang_timeout_s", "request_timeout_s", "give_up_s", "stop_grace_s"):
+        for field in ("hang_timeout_s", "give_up_s", "stop_grace_s"):
             value = getattr(self, field)
             if not 0.1 <= value <= 86400:
                 raise ConfigError(f"{field} = {value}: allowed are 0.1 to 86400 seconds")

@@ -28,13 +28,18 @@ from fs.content import Content
 from fs.errors import CkptfsError, IndexDamaged
 from fs.fuse_ops import FuseOps
 from fs.index import Index
+from fs.opentable import OpenTable
 from fs.vfs import Vfs
+from mount.backing import Backings
+from mount.budget import Budget
 from mount.control import Control
+from mount.session import Session, TrioForPyfuse3
 
 log = logging.getLogger("ckptfs.worker")
 
 PR_SET_PDEATHSIG = 1
 MESSAGE_BYTES = 1 << 20
+SWEEP_S = 5.0
 
 
 def _end_with(supervisor_pid: int) -> None:
@@ -63,16 +68,33 @@ def _faults(directory: Path) -> Fault:
     return fault
 
 
-def open_vfs(settings: dict[str, Any], order: dict[str, Any]) -> Vfs:
+def open_vfs(settings: dict[str, Any], table: OpenTable, *, fresh: bool) -> Vfs:
     """Index, catalog, content and arena, recovered. Raises CkptfsError when they cannot be trusted."""
-    fault = _faults(Path(settings["index"])) if settings["faults"] else no_fault
+    directory = Path(settings["index"])
+    fault = _faults(directory) if settings["faults"] else no_fault
     fault("start")
-    index = Index(Path(settings["index"]) / "index.sqlite", check=order["fresh"])
+    index = Index(directory / "index.sqlite", check=fresh)
     arena = Arena(Path(settings["arena"]), size_bytes=settings["bound_bytes"])
     vfs = Vfs(index, EmbeddedCatalog(index, fault), Content(arena), fault)
-    handles = [(fh, count) for fh, count in order["opens"]]
-    vfs.recover(handles, fresh_mount=order["fresh"])
+    vfs.recover(table.opens(), fresh_mount=fresh)
     return vfs
+
+
+def open_session(settings: dict[str, Any], table: OpenTable, device_fd: int) -> Session:
+    """The connection to the kernel; taken over when a worker served it before."""
+    data_fd = os.open(Path(settings["arena"]) / "data", os.O_RDONLY | os.O_DIRECTORY)
+    bound = settings["bound_bytes"]
+    backings = Backings(device_fd, data_fd, table, Budget(data_fd, bound) if bound else None)
+    session = Session(
+        device_fd,
+        table,
+        backings,
+        passthrough=settings["passthrough"],
+        resend=not settings["no_resend"],
+    )
+    if table.init_request:
+        session.take_over()
+    return session
 
 
 class Link:
@@ -85,13 +107,16 @@ class Link:
         """Send one message."""
         self._socket.send(json.dumps(message).encode())
 
-    def wait_order(self) -> dict[str, Any]:
-        """Block until told to serve."""
+    def wait_for(self, kind: str) -> tuple[dict[str, Any], list[int]]:
+        """Block until told *kind*: the message and the descriptors with it."""
         self._socket.setblocking(True)
-        data = self._socket.recv(MESSAGE_BYTES)
-        if not data:
-            sys.exit(0)
-        return dict(json.loads(data))
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, 1)
+            if not data:
+                sys.exit(0)
+            message = json.loads(data)
+            if message["type"] == kind:
+                return message, fds
 
     async def answer_pings(self) -> None:
         """A pong shows that the event loop turns. Ends the process when the supervisor is gone."""
@@ -103,12 +128,26 @@ class Link:
         os._exit(0)
 
 
-async def _serve(vfs: Vfs, link: Link, control: socket.socket) -> None:
+async def _serve(vfs: Vfs, session: Session, link: Link, control: socket.socket) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.answer_pings)
+        nursery.start_soon(session.pass_late_replies)
         nursery.start_soon(Control(vfs).serve, control)
+        nursery.start_soon(_announce, session, link)
+        nursery.start_soon(_sweep, vfs)
         await pyfuse3.main()
         nursery.cancel_scope.cancel()
+
+
+async def _announce(session: Session, link: Link) -> None:
+    await session.serving.wait()
+    link.say(type="serving", lane=session.lane, why_plain=session.why_plain())
+
+
+async def _sweep(vfs: Vfs) -> None:
+    while True:
+        await trio.sleep(SWEEP_S)
+        vfs.sweep()
 
 
 def main() -> None:
@@ -123,11 +162,10 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     link.say(type="standby")
-    order = link.wait_order()
-    while order["type"] != "serve":
-        order = link.wait_order()
+    order, _ = link.wait_for("open")
     try:
-        vfs = open_vfs(settings, order)
+        table = OpenTable(Path(settings["index"]), fresh=order["fresh"])
+        vfs = open_vfs(settings, table, fresh=order["fresh"])
     except IndexDamaged as error:
         advice = "nothing was changed; repair it, or begin anew and keep it with --set-aside"
         link.say(type="failed", error=f"{error}; {advice}")
@@ -135,10 +173,13 @@ def main() -> None:
     except (CkptfsError, OSError, sqlite3.Error) as error:
         link.say(type="failed", error=str(error))
         sys.exit(1)
-    pyfuse3.init(FuseOps(vfs), f"/dev/fd/{settings['fuse_fd']}", {"default_permissions"})
-    link.say(type="serving")
+    link.say(type="opened")
+    _, (device_fd,) = link.wait_for("serve")
+    session = open_session(settings, table, device_fd)
+    pyfuse3.trio = TrioForPyfuse3(session)  # type: ignore[attr-defined]
+    pyfuse3.init(FuseOps(vfs), f"/dev/fd/{session.theirs.fileno()}", {"default_permissions"})
     try:
-        trio.run(_serve, vfs, link, control)
+        trio.run(_serve, vfs, session, link, control)
     finally:
         pyfuse3.close(unmount=False)
 

@@ -1,9 +1,9 @@
 """Worker processes as the supervisor sees them: started, spoken to, and ended, each by its own pid.
 
 What it keeps true:
-- A worker is a pair of sockets: *fuse* carries FUSE messages, *link* carries short JSON messages
-  (up: standby, serving, failed, pong; down: serve, ping). Both end with the process.
-- A worker dies with its supervisor (its sockets end, and the kernel signals it).
+- *link* carries short JSON messages (up: standby, opened, failed, serving, pong; down: open, serve with
+  the device's descriptor, ping). It ends with the process.
+- A worker dies with its supervisor (the link ends, and the kernel signals it).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MESSAGE_BYTES = 1 << 20
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 
 
-def _pair() -> tuple[socket.socket, socket.socket]:
+def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
+    """A socket pair that keeps messages whole; the first end does not block."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         for forced, usual in (
@@ -40,12 +41,11 @@ class Worker:
     """One worker process. *control* is the listening control socket that it may serve."""
 
     def __init__(self, argv: list[str], settings: dict[str, Any], control: socket.socket) -> None:
-        self.fuse, fuse = _pair()
-        self.link, link = _pair()
+        self.link, link = seqpacket_pair()
         self.ready = False
         self.serving = False
-        passed = (fuse.fileno(), link.fileno(), control.fileno())
-        fds = {"fuse_fd": passed[0], "link_fd": passed[1], "control_fd": passed[2]}
+        passed = (link.fileno(), control.fileno())
+        fds = {"link_fd": passed[0], "control_fd": passed[1]}
         try:
             self._process = subprocess.Popen(
                 [*argv, json.dumps(settings | fds | {"supervisor_pid": os.getpid()})],
@@ -54,14 +54,13 @@ class Worker:
                 cwd="/",
             )
         finally:
-            fuse.close()
             link.close()
         self.pid = self._process.pid
 
-    def tell(self, message: dict[str, Any]) -> None:
-        """Send a message; one that is dying will be noticed by its sockets."""
+    def tell(self, message: dict[str, Any], *fds: int) -> None:
+        """Send a message, and descriptors; a worker that is dying will be noticed by its link."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            self.link.send(json.dumps(message).encode())
+            socket.send_fds(self.link, [json.dumps(message).encode()], list(fds))
 
     def heard(self) -> list[dict[str, Any]] | None:
         """Messages that have arrived; None when the process is gone."""
@@ -84,7 +83,6 @@ class Worker:
         self._process.wait()
 
     def close(self) -> None:
-        """End it and close its sockets."""
+        """End it and close its link."""
         self.end()
-        self.fuse.close()
         self.link.close()
