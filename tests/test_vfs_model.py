@@ -32,6 +32,7 @@ from fs.types import FH_INO_MASK, ROOT_INO, Attr, Op
 from fs.vfs import Change, Vfs
 
 NAMES = (b"a", b"b", b"c", b"\xff\n")
+FIRST_COOKIE = 15  # below the first entry's, behind `.` and `..`
 XATTRS = (b"user.a", b"trusted.b")
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 # Where a worker may die, as the vfs names its points; a death at a point an operation does not pass is no death.
@@ -80,7 +81,7 @@ class Listing:
 
     ino: int
     expected: set[bytes]
-    cookie: int = 16 - 1
+    cookie: int = FIRST_COOKIE
     seen: list[bytes] = field(default_factory=list)
     # Names that came or moved meanwhile: may be shown or not, also twice.
     moved: set[bytes] = field(default_factory=set)
@@ -148,7 +149,7 @@ class VfsAgainstModel(RuleBasedStateMachine):
                 assert not resent
                 self._replace_worker()
             finally:
-                self.crash_at = None if resent else self.crash_at
+                self.crash_at = None
         raise AssertionError("both workers died")
 
     # choosing
@@ -524,6 +525,27 @@ class VfsAgainstModel(RuleBasedStateMachine):
             self._compare(self.nodes[row.attr.ino], row.attr)
         self.vfs.readdir_stopped(listing.ino, rows[count:], listing.cookie)
 
+    @rule(pick=picks, other=picks, mode=modes, size=st.integers(0, 9000))
+    def change_what_a_listing_has_yet_to_tell(
+        self, pick: int, other: int, mode: int, size: int
+    ) -> None:
+        """A buffer was full after one entry; what the next ones tell is what holds then."""
+        node = self._pick(lambda n: n.is_dir and len(n.entries) > 1, pick)
+        if node is None:
+            return
+        rows = self.vfs.readdir(node.ino, FIRST_COOKIE)
+        self.vfs.readdir_stopped(node.ino, rows[1:], rows[0].cookie)
+        changed = self.nodes[rows[1 + other % (len(rows) - 1)].attr.ino]
+        _run_to_end(self.vfs.setattr(changed.ino, Change(mode=mode), Op(0, 0)))
+        changed.mode = stat.S_IFMT(changed.mode) | mode
+        if changed.is_file:
+            _run_to_end(self.vfs.setattr(changed.ino, Change(size=size), Op(0, 0)))
+            self._resize(changed, size)
+        later = self.vfs.readdir(node.ino, rows[0].cookie)
+        assert [row.name for row in later] == [row.name for row in rows[1:]]
+        for row in later:
+            self._compare(self.nodes[row.attr.ino], row.attr)
+
     # the worker's end, between requests
 
     @rule()
@@ -580,7 +602,7 @@ class VfsAgainstModel(RuleBasedStateMachine):
             elif node.target is not None:
                 assert self.vfs.readlink(node.ino) == node.target
             elif node.is_dir:
-                found = {row.name: row.attr.ino for row in self.vfs.readdir(node.ino, 15)}
+                found = {row.name: row.attr.ino for row in self.vfs.readdir(node.ino, FIRST_COOKIE)}
                 assert found == node.entries
                 assert self.vfs.parent(node.ino).ino == node.parent
 
