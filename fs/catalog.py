@@ -30,9 +30,14 @@ def no_fault(point: str) -> None:
 
 
 class Catalog(Protocol):
-    """What the vfs asks of a namespace. Errors are FsError with the errno of the system call."""
+    """What the vfs asks of a namespace. Errors are FsError with the errno of the system call.
+
+    *cache_timeout_s*: how long the kernel may believe what it was told. *may_wait*: whether a coroutine
+    may suspend.
+    """
 
     cache_timeout_s: float
+    may_wait: bool
 
     async def lookup(self, parent: int, name: bytes) -> Attr | None: ...
 
@@ -69,6 +74,7 @@ class EmbeddedCatalog:
 
     # nobody else changes this namespace, so the kernel may keep what it has been told
     cache_timeout_s = 86400.0
+    may_wait = False
 
     def __init__(self, index: Index, fault: Fault = no_fault) -> None:
         self._index = index

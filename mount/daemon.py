@@ -135,7 +135,8 @@ async def _serve(vfs: Vfs, session: Session, link: Link, control: socket.socket)
         nursery.start_soon(Control(vfs).serve, control)
         nursery.start_soon(_announce, session, link)
         nursery.start_soon(_sweep, vfs)
-        await pyfuse3.main()
+        # a catalog that answers at once needs no second task, and is faster without
+        await pyfuse3.main(max_tasks=99 if vfs.catalog.may_wait else 1)
         nursery.cancel_scope.cancel()
 
 

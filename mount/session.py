@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import select
 import time
 
 import trio
@@ -30,7 +31,8 @@ from mount.workers import seqpacket_pair
 log = logging.getLogger("ckptfs.session")
 
 MAX_DEATHS = 3
-TURN_S = 0.02
+TURN_S = 0.02  # after which other tasks have theirs
+LINGER_MS = 1
 
 
 class _Owed:
@@ -71,6 +73,9 @@ class Session:
         self._replayed_init: int | None = None
         self._in_hand = 0  # what the last worker died with
         self._turn_began_s = 0.0
+        self._lingers = True
+        self._poll = select.poll()
+        self._poll.register(device_fd, select.POLLIN)
         self._reply_buffer = bytearray(relay.READ_BUFFER_BYTES)
 
     # start
@@ -124,15 +129,31 @@ class Session:
         """Return when a request for libfuse lies in its socket. Raises ClosedResourceError at unmount."""
         while True:
             self.pass_replies()
-            if self._staged or self._next_request():
+            if self._staged or self._lingering_request():
                 self._staged = False
-                if time.monotonic() - self._turn_began_s < TURN_S:
-                    return
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                self._turn_began_s = time.monotonic()
+                if time.monotonic() - self._turn_began_s > TURN_S:
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    self._turn_began_s = time.monotonic()
                 return
             await trio.lowlevel.wait_readable(self._device_fd)
             self._turn_began_s = time.monotonic()
+            self._lingers = True
+
+    def _lingering_request(self) -> bool:
+        """Whether a request has come, or comes soon.
+
+        Whoever has just been answered often asks again at once. Waiting for that in poll(2) costs a
+        fraction of a turn through the event loop, and the loop is kept for no longer than LINGER_MS.
+        """
+        if not self._lingers or self._owed:  # what is owed waits for something in the loop
+            return False
+        while self._poll.poll(LINGER_MS):
+            if self._next_request():
+                return True
+            if time.monotonic() - self._turn_began_s > TURN_S:
+                break
+        self._lingers = False
+        return False
 
     async def pass_late_replies(self) -> None:
         """Pass on what is written while nobody waits for a request (notifications, late answers)."""
@@ -278,10 +299,11 @@ class Session:
 
 
 class TrioForPyfuse3:
-    """Stands where pyfuse3 looks for trio (as its own asyncio module does), with our wait."""
+    """Stands where pyfuse3 looks for trio (as its own asyncio module does): our wait, and our lock."""
 
     def __init__(self, session: Session) -> None:
         self.lowlevel = _Lowlevel(session)
+        self.Lock = lambda: _ReadLock(session)
 
     def __getattr__(self, name: str) -> object:
         return getattr(trio, name)
@@ -296,3 +318,25 @@ class _Lowlevel:
 
     def __getattr__(self, name: str) -> object:
         return getattr(trio.lowlevel, name)
+
+
+class _ReadLock:
+    """Who waits for the next request. Taking it passes replies on first: a task that comes here has just
+    had its request answered, and trio's own lock would go through the event loop before anything else."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._held = False
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    async def __aenter__(self) -> None:
+        self._session.pass_replies()
+        if self._held:
+            await self._waiting.park()  # handed over
+        self._held = True
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._waiting:
+            self._waiting.unpark()
+        else:
+            self._held = False
