@@ -127,6 +127,11 @@ class Index:
                 raise FsError(errno.ENOSPC, f"{self.path}: the index's tmpfs is full") from error
             raise
 
+    @property
+    def changes(self) -> int:
+        """Grows with every row that is changed."""
+        return self._db.total_changes
+
     def require_space(self) -> None:
         """Raise FsError ENOSPC when only the reserve for deletions is left."""
         vfs = os.statvfs(self.path)

@@ -73,7 +73,7 @@ class Vfs:
         self.arena = content.arena
         self._fault = fault
         self._zombies: list[int] = []
-        self._scans: OrderedDict[tuple[int, int], list[DirEntry]] = OrderedDict()
+        self._scans: OrderedDict[tuple[int, int], tuple[int, list[DirEntry]]] = OrderedDict()
 
     # start
 
@@ -210,7 +210,6 @@ class Vfs:
             raise FsError(errno.ENAMETOOLONG)
         inserted = self._insert_backing if stat.S_ISREG(new.mode) else self._insert_plain
         attr = await self.catalog.make(parent, name, new, target, inserted, op)
-        self._forget_scans(parent)
         return attr
 
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, op: Op) -> Attr:
@@ -240,19 +239,16 @@ class Vfs:
         if len(name) > NAME_MAX_BYTES:
             raise FsError(errno.ENAMETOOLONG)
         attr = await self.catalog.link(ino, parent, name, self.arena.now_ns(), op)
-        self._forget_scans(parent)
         return self._current(attr)
 
     async def unlink(self, parent: int, name: bytes, op: Op) -> None:
         """Remove a name; without other names or opens the memory is free when this returns."""
         attr = await self.catalog.unlink(parent, name, self.arena.now_ns(), op)
-        self._forget_scans(parent)
         self._dropped(attr)
 
     async def rmdir(self, parent: int, name: bytes, op: Op) -> None:
         """Remove an empty directory."""
         attr = await self.catalog.rmdir(parent, name, self.arena.now_ns(), op)
-        self._forget_scans(parent)
         self._dropped(attr)
 
     async def rename(
@@ -263,8 +259,6 @@ class Vfs:
             raise FsError(errno.ENAMETOOLONG)
         now_ns = self.arena.now_ns()
         replaced = await self.catalog.rename(source, destination, flags, now_ns, op)
-        self._forget_scans(source[0])
-        self._forget_scans(destination[0])
         self._dropped(replaced)
 
     def _dropped(self, attr: Attr | None) -> None:
@@ -373,22 +367,20 @@ class Vfs:
 
     def readdir(self, ino: int, after_cookie: int) -> list[DirEntry]:
         """Entries behind a cookie, a bounded number; empty at the end. See readdir_stopped."""
-        rows = self._scans.pop((ino, after_cookie), None)
-        if rows is None:
+        changes, rows = self._scans.pop((ino, after_cookie), (-1, []))
+        if changes != self.index.changes:
             rows = self.catalog.scan(ino, after_cookie, SCAN_ROWS)
         return [row._replace(attr=self._current(row.attr)) for row in rows]
 
     def readdir_stopped(self, ino: int, rest: list[DirEntry], after_cookie: int) -> None:
-        """The reader's buffer was full; it will come back for *rest* at *after_cookie*."""
+        """The reader's buffer was full; it will come back for *rest* at *after_cookie*.
+
+        Kept only as long as nothing at all changes: the kernel believes what a listing says of a file.
+        """
         if rest:
-            self._scans[ino, after_cookie] = rest
+            self._scans[ino, after_cookie] = self.index.changes, rest
             while len(self._scans) > SCANS_KEPT:
                 self._scans.popitem(last=False)
-
-    def _forget_scans(self, ino: int) -> None:
-        if self._scans:
-            for key in [key for key in self._scans if key[0] == ino]:
-                del self._scans[key]
 
     def parent(self, ino: int) -> Attr:
         """The directory above a directory; the root's is the root."""
