@@ -22,8 +22,29 @@ _FLAGS = {
 }
 # mount(8)'s own, and what our mounts always are
 _PASSED_OVER = frozenset(
-    "rw auto noauto user nouser users defaults dev nodev suid nosuid exec noexec async atime noatime"
-    " relatime _netdev nofail allow_other default_permissions".split()
+    [
+        "rw",
+        "auto",
+        "noauto",
+        "user",
+        "nouser",
+        "users",
+        "defaults",
+        "dev",
+        "nodev",
+        "suid",
+        "nosuid",
+        "exec",
+        "noexec",
+        "async",
+        "atime",
+        "noatime",
+        "relatime",
+        "_netdev",
+        "nofail",
+        "allow_other",
+        "default_permissions",
+    ]
 )
 
 
@@ -56,7 +77,7 @@ def _flag(option: str) -> list[str]:
         return [_WITH_VALUE[key], value]
     if key in _FLAGS:
         return [_FLAGS[key]]
-    if key in _PASSED_OVER or key.startswith("x-") or key.startswith("comment"):
+    if key in _PASSED_OVER or key.startswith(("x-", "comment")):
         return []
     known = ", ".join([f"{key}=" for key in _WITH_VALUE] + list(_FLAGS))
     raise CkptfsError(f"option {option!r} is not known; known are {known}")

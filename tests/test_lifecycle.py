@@ -363,8 +363,14 @@ def test_as_a_user_without_root(prepared: Mount, someone: pwd.struct_passwd) -> 
 
     def as_someone(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            ["setpriv", f"--reuid={someone.pw_uid}", f"--regid={someone.pw_gid}", "--clear-groups"]
-            + ["--", *command],
+            [
+                "setpriv",
+                f"--reuid={someone.pw_uid}",
+                f"--regid={someone.pw_gid}",
+                "--clear-groups",
+                "--",
+                *command,
+            ],
             env=environment,
             cwd="/",
             capture_output=True,
