@@ -4,6 +4,7 @@ docs and scripts can rely on, never a traceback."""
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ from rich.table import Table
 
 from fs.errors import CkptfsError
 from mount import config, control, helper, lifecycle, rundir
+from mount.bench_cli import bench
+from mount.doctor_cli import doctor
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NO_MOUNT, EXIT_BUSY, EXIT_TIMED_OUT = 1, 2, 3, 4, 5
 
@@ -30,8 +33,15 @@ _STATUS_OF = (
 )
 
 
+def _version() -> str:
+    try:
+        return importlib.metadata.version("ckptfs")
+    except importlib.metadata.PackageNotFoundError:
+        return "(from a checkout)"
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="ckptfs", message="ckptfs %(version)s")
+@click.version_option(_version(), message="ckptfs %(version)s")
 def cli() -> None:
     """A filesystem for training checkpoints, in RAM.
 
@@ -248,6 +258,10 @@ def install_helper(directory: str) -> None:
     click.echo(f"installed {helper.install(Path(directory))}")
 
 
+cli.add_command(bench)
+cli.add_command(doctor)
+
+
 def _size(size_bytes: int | None) -> str:
     if size_bytes is None:
         return ""
@@ -285,6 +299,12 @@ def run(command: click.Command, arguments: list[str]) -> int:
     except OSError as error:
         path = f"{error.filename}: " if error.filename else ""
         click.echo(f"ckptfs: {path}{error.strerror or error}", err=True)
+        return EXIT_FAILED
+    except Exception as error:
+        if os.environ.get("CKPTFS_DEBUG"):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        click.echo(f"ckptfs: a fault of ours: {what} (CKPTFS_DEBUG=1 shows where)", err=True)
         return EXIT_FAILED
 
 

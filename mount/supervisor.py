@@ -282,9 +282,9 @@ class Supervisor:
                 worker.end()
         else:
             self._watch(worker, now_s)
-        if self.dead_since_s is not None and not self.refusing and self.worker is None:
-            if now_s - self.dead_since_s > self.settings["give_up_s"]:
-                self._begin_refusing()
+        for_s = now_s - (self.dead_since_s or now_s)
+        if self.worker is None and not self.refusing and for_s > self.settings["give_up_s"]:
+            self._begin_refusing()
 
     def _watch(self, worker: Worker, now_s: float) -> None:
         silent_s = now_s - self.last_pong_s
