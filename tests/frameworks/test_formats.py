@@ -63,7 +63,7 @@ def test_safetensors_saved_over_itself(torch: Any, ckpt: Path) -> None:
 
 
 def test_h5py(ckpt: Path) -> None:
-    """Chunked, compressed, resized and contiguous data sets; appended to after closing; locked against a second writer."""
+    """Chunked, compressed, resized and contiguous data sets; reopened to append; locked against a second writer."""
     h5py, numpy = lib.need("h5py"), lib.need("numpy")
     path = ckpt / "data.h5"
     rows = numpy.random.default_rng(1).normal(size=(3000, 64))
@@ -114,6 +114,7 @@ with h5py.File({str(path)!r}, "r", swmr=True) as file:
             assert said == [str(count), str(count * (count - 1) // 2)]
 
 
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
 def test_zarr(ckpt: Path) -> None:
     """Groups, sharded and compressed chunks, append, partial overwrite, consolidation, deletion."""
     zarr, numpy = lib.need("zarr"), lib.need("numpy")

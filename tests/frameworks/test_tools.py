@@ -209,7 +209,7 @@ access aio chattr chdir chmod chown copy-file dentry dir dirdeep dirmany dnotify
 flock fpunch fsize fstat getdent handle hdd inode-flags inotify io iomix lease link locka lockf lockofd mknod msync open
 readahead rename revio seek sendfile splice symlink sync-file touch utime xattr
 """.split()
-STRESSORS_AT_ONCE = 4
+STRESSORS_AT_ONCE = 6
 
 
 @pytest.mark.slow
@@ -222,7 +222,7 @@ def test_stress_ng(ckpt: Path, first: int) -> None:
     lib.run(
         "stress-ng",
         f"--temp-path={ckpt}",
-        "--timeout=2",
+        "--timeout=1",
         "--verify",
         "--hdd-bytes=32m",
         "--iomix-bytes=32m",
