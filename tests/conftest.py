@@ -18,6 +18,7 @@ import pytest
 
 from tests import harness
 from tests.harness import Mount
+from tests.posix.lib import end_children
 
 MOUNT_FIXTURES = {
     "lane",
@@ -182,6 +183,7 @@ def _fresh_directory(parent: Path) -> Iterator[Path]:
     # The tests' umask may be anything, and other users must get in.
     path.chmod(0o755)
     yield path
+    end_children()
     # rm, not rmtree: some tests leave paths longer than PATH_MAX.
     done = subprocess.run(
         ["rm", "-rf", str(path)], capture_output=True, text=True, timeout=60, check=False

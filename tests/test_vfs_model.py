@@ -478,8 +478,7 @@ class VfsAgainstModel(RuleBasedStateMachine):
         fh = self.handles[pick % len(self.handles)]
         node = self.nodes[fh & FH_INO_MASK]
         recorded = self.vfs.index.attr(node.ino)
-        call = self.vfs.fsync if sync else self.vfs.flush
-        self._run(lambda op: call(fh), crash)
+        self._run(lambda op: self.vfs.fsync(fh) if sync else self.vfs.flush(fh), crash)
         now = self.vfs.index.attr(node.ino)
         if self._writable(fh):
             assert now.size == len(node.data)

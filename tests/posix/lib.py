@@ -31,6 +31,7 @@ UTIME_OMIT = (1 << 30) - 2
 NOBODY = 65534
 OTHER = 12345
 
+_running: set[int] = set()
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 for _name in ("telldir", "opendir", "readdir"):
@@ -112,11 +113,11 @@ class Child:
         # The child writes less than a pipe holds, so waiting for its end before reading cannot block it.
         while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
             if time.monotonic() > deadline:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
+                end_children()
                 os.close(self.pipe)
                 raise TimeoutError(f"child did not end within {timeout_s} s")
             time.sleep(0.002)
+        _running.discard(self.pid)
         with open(self.pipe, "rb") as pipe:
             data = pipe.read()
         assert data, "child died without a result"
@@ -139,6 +140,7 @@ def spawn(
     pid = os.fork()
     if pid:
         os.close(write_end)
+        _running.add(pid)
         return Child(pid, read_end)
     try:
         os.close(read_end)
@@ -155,6 +157,14 @@ def spawn(
         os.write(write_end, pickle.dumps(result))
     finally:
         os._exit(0)
+
+
+def end_children() -> None:
+    """Kill what a failed test left running, lest it goes on writing where the next one works."""
+    while _running:
+        pid = _running.pop()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def outcome(action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
