@@ -17,7 +17,6 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from fs.errors import FsError, IndexDamaged, exists
@@ -29,6 +28,7 @@ FIRST_COOKIE = 16  # below: "." and ".."
 RESERVE_BLOCK = 4096
 PAGE_BYTES = 1024  # a small change writes few bytes of WAL
 SPACE_RESERVE_BYTES = 8 << 20
+ATTRS_KEPT = 4096
 RECENT_OPS = 8192  # far above what can be executed and yet unanswered when a worker dies
 
 _SCHEMA = """
@@ -49,13 +49,23 @@ CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 _COLUMNS = "ino,mode,nlink,uid,gid,rdev,size,blocks,atime_ns,mtime_ns,ctime_ns,generation"
 _QUALIFIED = ",".join("i." + column for column in _COLUMNS.split(","))
 _SQL_ATTR = f"SELECT {_COLUMNS} FROM inode WHERE ino=?"
-_SQL_LOOKUP = (
-    f"SELECT {_QUALIFIED} FROM dentry d JOIN inode i ON i.ino=d.ino WHERE d.parent=? AND d.name=?"
-)
+_SQL_LOOKUP = "SELECT ino FROM dentry WHERE parent=? AND name=?"
 _SQL_SCAN = (
     f"SELECT d.cookie,d.name,{_QUALIFIED} FROM dentry d JOIN inode i ON i.ino=d.ino"
     " WHERE d.parent=? AND d.cookie>? ORDER BY d.cookie LIMIT ?"
 )
+
+
+class _Transaction:
+    # an object of its own: a generator with contextmanager costs as much as a statement
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def __enter__(self) -> None:
+        self._index.begin()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._index.end(error)
 
 
 class Index:
@@ -66,6 +76,9 @@ class Index:
 
     def __init__(self, path: Path, *, check: bool = True) -> None:
         self.path = path
+        self._transaction = _Transaction(self)
+        # rows as they are now, of inodes asked for lately; emptied by whatever is rolled back
+        self._attrs: dict[int, Attr] = {}
         if not path.exists():
             _make(path)
         self._db = sqlite3.connect(path, isolation_level=None, cached_statements=256)
@@ -110,22 +123,30 @@ class Index:
 
     # transactions
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> _Transaction:
         """All or nothing. Raises FsError ENOSPC when the index's tmpfs is full."""
-        db = self._db
+        return self._transaction
+
+    def begin(self) -> None:
+        """For `transaction`."""
         if min(self._ino_limit - self._next_ino, self._cookie_limit - self._next_cookie) < 8:
             self._reserve_numbers()
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            db.execute("COMMIT")
-        except BaseException as error:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
-                raise FsError(errno.ENOSPC, f"{self.path}: the index's tmpfs is full") from error
-            raise
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def end(self, error: BaseException | None) -> None:
+        """For `transaction`."""
+        if error is None:
+            try:
+                self._db.execute("COMMIT")
+                return
+            except sqlite3.Error as failed:
+                error = failed
+        self._attrs.clear()
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+            raise FsError(errno.ENOSPC, f"{self.path}: the index's tmpfs is full") from error
+        raise error
 
     @property
     def changes(self) -> int:
@@ -173,14 +194,26 @@ class Index:
 
     def attr(self, ino: int) -> Attr | None:
         """The recorded attributes, or None."""
-        row = self._db.execute(_SQL_ATTR, (ino,)).fetchone()
-        return None if row is None else Attr._make(row)
+        attr = self._attrs.get(ino)
+        if attr is None:
+            row = self._db.execute(_SQL_ATTR, (ino,)).fetchone()
+            if row is None:
+                return None
+            attr = Attr._make(row)
+            self._remember(attr)
+        return attr
+
+    def _remember(self, attr: Attr) -> None:
+        if len(self._attrs) >= ATTRS_KEPT:
+            self._attrs.clear()
+        self._attrs[attr.ino] = attr
 
     def insert_inode(self, attr: Attr, parent: int, target: bytes | None) -> None:
         """Add a row; *parent* is meaningful for directories only."""
         self._db.execute(
             "INSERT INTO inode VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?)", (*attr, parent, target)
         )
+        self._remember(attr)
 
     def set_attr(self, attr: Attr) -> None:
         """Replace every recorded attribute of ``attr.ino``."""
@@ -189,6 +222,7 @@ class Index:
             "mtime_ns=?,ctime_ns=?,generation=? WHERE ino=?",
             (*attr[1:], attr.ino),
         )
+        self._remember(attr)
 
     def touch_directory(self, ino: int, now_ns: int, nlink_change: int = 0) -> None:
         """Note that a directory's entries changed."""
@@ -196,16 +230,27 @@ class Index:
             "UPDATE inode SET mtime_ns=?,ctime_ns=?,nlink=nlink+? WHERE ino=?",
             (now_ns, now_ns, nlink_change, ino),
         )
+        attr = self._attrs.get(ino)
+        if attr is not None:
+            self._attrs[ino] = attr._replace(
+                mtime_ns=now_ns, ctime_ns=now_ns, nlink=attr.nlink + nlink_change
+            )
 
     def add_links(self, ino: int, change: int, now_ns: int) -> None:
         """Change the link count and the ctime."""
         self._db.execute(
             "UPDATE inode SET nlink=nlink+?,ctime_ns=? WHERE ino=?", (change, now_ns, ino)
         )
+        attr = self._attrs.get(ino)
+        if attr is not None:
+            self._attrs[ino] = attr._replace(nlink=attr.nlink + change, ctime_ns=now_ns)
 
     def set_ctime(self, ino: int, now_ns: int) -> None:
         """Note a change of the inode itself."""
         self._db.execute("UPDATE inode SET ctime_ns=? WHERE ino=?", (now_ns, ino))
+        attr = self._attrs.get(ino)
+        if attr is not None:
+            self._attrs[ino] = attr._replace(ctime_ns=now_ns)
 
     def target(self, ino: int) -> bytes | None:
         """A symlink's target."""
@@ -226,6 +271,8 @@ class Index:
         rows = [(ino,) for ino in inos]
         self._db.executemany("DELETE FROM xattr WHERE ino=?", rows)
         self._db.executemany("DELETE FROM inode WHERE ino=?", rows)
+        for ino in inos:
+            self._attrs.pop(ino, None)
 
     def unlinked_inodes(self) -> list[int]:
         """Inodes whose last link is gone."""
@@ -249,7 +296,7 @@ class Index:
     def lookup(self, parent: int, name: bytes) -> Attr | None:
         """The attributes behind a name, or None."""
         row = self._db.execute(_SQL_LOOKUP, (parent, name)).fetchone()
-        return None if row is None else Attr._make(row)
+        return None if row is None else self.attr(row[0])
 
     def insert_dentry(self, parent: int, name: bytes, ino: int) -> None:
         """Add a name; its cookie is above all others. Raises FsError EEXIST."""
