@@ -20,8 +20,8 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, RequestContext
 
 from fs.errors import FsError
-from fs.types import NAME_MAX_BYTES, Attr, Op
-from fs.vfs import Change, Vfs
+from fs.types import NAME_MAX_BYTES, Attr, Change, Op
+from fs.vfs import Vfs
 
 log = logging.getLogger(__name__)
 

@@ -56,6 +56,32 @@ class Op(NamedTuple):
     resent: bool = False
 
 
+class Change:
+    """What a setattr asks for; None leaves a field alone. Times in ns."""
+
+    __slots__ = ("atime_ns", "gid", "mode", "mtime_ns", "size", "uid")
+
+    def __init__(
+        self,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        size: int | None = None,
+        atime_ns: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> None:
+        self.mode = mode
+        self.uid = uid
+        self.gid = gid
+        self.size = size
+        self.atime_ns = atime_ns
+        self.mtime_ns = mtime_ns
+
+    def is_empty(self) -> bool:
+        """Whether no field is to change."""
+        return all(getattr(self, field) is None for field in self.__slots__)
+
+
 class DirEntry(NamedTuple):
     """One row of a directory; ``cookie`` is its persistent position, ascending, never reused."""
 

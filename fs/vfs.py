@@ -28,37 +28,27 @@ from fs.types import (
     NAME_MAX_BYTES,
     SYMLINK_MAX_BYTES,
     Attr,
+    Change,
     DirEntry,
     Op,
     SpaceUse,
 )
+from fs.unlinked import Unlinked
 
 CAPABILITY_XATTR = b"security.capability"
+XATTR_NAMESPACES = (b"user.", b"trusted.", b"security.")
 SCAN_ROWS = 1024  # what one readdir buffer can hold
 SCANS_KEPT = 64
-ZOMBIES_KEPT = 256
 
 
-class Change:
-    """What a setattr asks for; None leaves a field alone. Times in ns."""
-
-    __slots__ = ("atime_ns", "gid", "mode", "mtime_ns", "size", "uid")
-
-    def __init__(
-        self,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        size: int | None = None,
-        atime_ns: int | None = None,
-        mtime_ns: int | None = None,
-    ) -> None:
-        self.mode = mode
-        self.uid = uid
-        self.gid = gid
-        self.size = size
-        self.atime_ns = atime_ns
-        self.mtime_ns = mtime_ns
+def _require_known(xattr: bytes) -> None:
+    """The kernel passes every name on; tmpfs knows these namespaces (and ACLs, which we do not)."""
+    for prefix in XATTR_NAMESPACES:
+        if xattr.startswith(prefix):
+            if xattr == prefix:
+                raise FsError(errno.EINVAL, "an extended attribute needs a name")
+            return
+    raise FsError(errno.EOPNOTSUPP, "not a namespace of extended attributes kept here")
 
 
 class Vfs:
@@ -71,8 +61,7 @@ class Vfs:
         self.catalog = catalog
         self.content = content
         self.arena = content.arena
-        self._fault = fault
-        self._zombies: list[int] = []
+        self._unlinked = Unlinked(index, content, fault)
         self._scans: OrderedDict[tuple[int, int], tuple[int, list[DirEntry]]] = OrderedDict()
 
     # start
@@ -87,10 +76,7 @@ class Vfs:
         if fresh_mount:
             self.index.forget_ops()
             self._resync()
-        unlinked = set(self.index.unlinked_inodes()) - self.content.open_inodes()
-        # what a request executed but not yet answered has made or freed is still to be told about
-        self._zombies = sorted(unlinked & self.index.recent_inodes())
-        self._purge(sorted(unlinked.difference(self._zombies)))
+        self._unlinked.recover()
 
     def _resync(self) -> None:
         known = set()
@@ -120,8 +106,19 @@ class Vfs:
     def _attr(self, ino: int) -> Attr:
         attr = self.index.attr(ino)
         if attr is None:
-            raise not_found()
+            raise FsError(errno.ESTALE)  # the kernel walks the path again
         return self._current(attr)
+
+    def _attr_with_bytes(self, ino: int) -> Attr:
+        """As _attr; ESTALE for a file whose bytes are gone.
+
+        It was unlinked or replaced between the kernel's walk of its path and this request. At ESTALE
+        the kernel walks the path again and finds what is there now.
+        """
+        attr = self._attr(ino)
+        if stat.S_ISREG(attr.mode) and attr.nlink == 0 and not self._unlinked.has_bytes(ino):
+            raise FsError(errno.ESTALE)
+        return attr
 
     def _current(self, attr: Attr) -> Attr:
         return self.content.observe(attr) if self.content.has_writers(attr.ino) else attr
@@ -139,14 +136,15 @@ class Vfs:
 
     async def setattr(self, ino: int, change: Change, op: Op) -> Attr:
         """chmod, chown, truncate, utimens; any of them together."""
-        attr = self._attr(ino)
+        attr = self._attr_with_bytes(ino)
         if change.size is not None:
             attr = self._truncate(attr, change.size)
             if op.uid:
                 attr = self._without_privileges(attr)
         if change.mode is not None:
             attr = attr._replace(mode=stat.S_IFMT(attr.mode) | stat.S_IMODE(change.mode))
-        if change.uid is not None or change.gid is not None:
+        if change.uid is not None or change.gid is not None or change.is_empty():
+            # empty: chown(-1, -1), or suid to be dropped; the kernel leaves what that means to us
             attr = self._chown(attr, change)
         if change.atime_ns is not None or change.mtime_ns is not None:
             attr = self._set_times(attr, change)
@@ -264,29 +262,11 @@ class Vfs:
     def _dropped(self, attr: Attr | None) -> None:
         if attr is None or attr.nlink or self.content.is_open(attr.ino):
             return
-        self._free(attr.ino)
-
-    def _free(self, ino: int) -> None:
-        self._fault("free:before")
-        self.arena.remove(ino)
-        # rows are swept in bulk: one transaction for many, and an fstat of an O_PATH or a removed
-        # working directory still finds its attributes meanwhile
-        self._zombies.append(ino)
-        if len(self._zombies) > ZOMBIES_KEPT:
-            self.sweep()
+        self._unlinked.add(attr.ino)
 
     def sweep(self) -> None:
-        """Forget the rows of inodes that are gone."""
-        zombies, self._zombies = self._zombies, []
-        self._purge([ino for ino in zombies if not self.content.is_open(ino)])
-
-    def _purge(self, inos: list[int]) -> None:
-        if not inos:
-            return
-        for ino in inos:
-            self.arena.remove(ino)
-        with self.index.transaction():
-            self.index.delete_inodes(inos)
+        """Forget the rows of inodes that are gone, and their last bytes."""
+        self._unlinked.sweep()
 
     # opens
 
@@ -300,9 +280,7 @@ class Vfs:
 
     async def open(self, ino: int, flags: int, op: Op) -> int:
         """Open a regular file: its handle."""
-        attr = self.index.attr(ino)
-        if attr is None:
-            raise not_found()
+        attr = self._attr_with_bytes(ino)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         drops = writable and self._privileged(attr, op)
         self.content.opened(ino, flags, drop_privileges=drops)
@@ -340,7 +318,7 @@ class Vfs:
         if self.content.released(fh):
             attr = self.index.attr(ino)
             if attr is not None and attr.nlink == 0:
-                self._free(ino)
+                self._unlinked.add(ino)
 
     async def _end_generation(self, ino: int, *, mapped: bool) -> None:
         recorded = self.index.attr(ino)
@@ -398,6 +376,7 @@ class Vfs:
         Also asked on behalf of a setxattr with XATTR_CREATE or XATTR_REPLACE. When that was executed
         before and is sent again, the answer is what it was then: there only if it was replaced.
         """
+        _require_known(name)
         value = self.index.xattr(ino, name)
         created_before = op.resent and (self.index.recorded_op(op.op_id) or 0) < 0
         if value is None or created_before:
@@ -411,10 +390,10 @@ class Vfs:
 
     async def setxattr(self, ino: int, name: bytes, value: bytes, op: Op) -> None:
         """Set or replace a value."""
-        if name.startswith(b"system."):
-            raise FsError(errno.EOPNOTSUPP, "POSIX ACLs are not supported")
+        _require_known(name)
         await self.catalog.set_xattr(ino, name, value, self.arena.now_ns(), op)
 
     async def removexattr(self, ino: int, name: bytes, op: Op) -> None:
         """Remove a value; ENODATA when there is none."""
+        _require_known(name)
         await self.catalog.set_xattr(ino, name, None, self.arena.now_ns(), op)

@@ -28,8 +28,8 @@ from fs.catalog import EmbeddedCatalog
 from fs.content import Content
 from fs.errors import FsError
 from fs.index import Index
-from fs.types import FH_INO_MASK, ROOT_INO, Attr, Op
-from fs.vfs import Change, Vfs
+from fs.types import FH_INO_MASK, ROOT_INO, Attr, Change, Op
+from fs.vfs import Vfs
 
 NAMES = (b"a", b"b", b"c", b"\xff\n")
 FIRST_COOKIE = 15  # below the first entry's, behind `.` and `..`
