@@ -12,6 +12,7 @@ What it keeps true:
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from collections import OrderedDict
@@ -34,6 +35,8 @@ from fs.types import (
     SpaceUse,
 )
 from fs.unlinked import Unlinked
+
+log = logging.getLogger(__name__)
 
 CAPABILITY_XATTR = b"security.capability"
 XATTR_NAMESPACES = (b"user.", b"trusted.", b"security.")
@@ -87,10 +90,8 @@ class Vfs:
                 now = self.content.observe(attr)
             except FileNotFoundError:
                 if attr.nlink:
-                    self.arena.create(attr.ino)
-                    now = self.content.observe(attr)._replace(mtime_ns=attr.mtime_ns)
-                else:
-                    continue
+                    log.error("the bytes of inode %d are gone from the arena: EIO", attr.ino)
+                continue
             if now != attr:
                 bytes_changed = (now.size, now.mtime_ns) != (attr.size, attr.mtime_ns)
                 changed.append(now._replace(generation=attr.generation + bytes_changed))

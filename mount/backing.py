@@ -53,7 +53,10 @@ class Backings:
         threading.Thread(target=self._run_slow, daemon=True, name="slow-io").start()
 
     def _open_file(self, ino: int, flags: int = os.O_RDWR) -> int:
-        return os.open(str(ino), flags | os.O_CLOEXEC, dir_fd=self._data_fd)
+        try:
+            return os.open(str(ino), flags | os.O_CLOEXEC, dir_fd=self._data_fd)
+        except FileNotFoundError as error:  # the path is there, its bytes are not
+            raise OSError(errno.EIO, f"backing file {ino} is gone") from error
 
     # opens
 
@@ -82,6 +85,7 @@ class Backings:
         if backing_id is not None:
             return backing_id
         if not self.passthrough:
+            self._kept_fd(ino)
             return 0
         fd = self._open_file(ino)
         try:

@@ -80,7 +80,7 @@ def open_vfs(settings: dict[str, Any], table: OpenTable, *, fresh: bool) -> Vfs:
     return vfs
 
 
-def open_session(settings: dict[str, Any], table: OpenTable, device_fd: int) -> Session:
+def open_session(settings: dict[str, Any], table: OpenTable, device_fd: int, vfs: Vfs) -> Session:
     """The connection to the kernel; taken over when a worker served it before."""
     data_fd = os.open(Path(settings["arena"]) / "data", os.O_RDONLY | os.O_DIRECTORY)
     bound = settings["bound_bytes"]
@@ -91,6 +91,7 @@ def open_session(settings: dict[str, Any], table: OpenTable, device_fd: int) -> 
         backings,
         passthrough=settings["passthrough"],
         resend=not settings["no_resend"],
+        open_refused=vfs.content.released,
     )
     if table.init_request:
         session.take_over()
@@ -176,7 +177,7 @@ def main() -> None:
         sys.exit(1)
     link.say(type="opened")
     _, (device_fd,) = link.wait_for("serve")
-    session = open_session(settings, table, device_fd)
+    session = open_session(settings, table, device_fd, vfs)
     pyfuse3.trio = TrioForPyfuse3(session)  # type: ignore[attr-defined]
     pyfuse3.init(FuseOps(vfs), f"/dev/fd/{session.theirs.fileno()}", {"default_permissions"})
     try:

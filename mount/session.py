@@ -19,6 +19,7 @@ import logging
 import os
 import select
 import time
+from collections.abc import Callable
 
 import trio
 
@@ -48,7 +49,8 @@ class Session:
     """One FUSE connection, as one worker serves it.
 
     *passthrough*: whether to agree to it. *resend*: whether the kernel may be asked to send again (if it
-    offers that); without, the one request in hand is executed from where it lies.
+    offers that); without, the one request in hand is executed from where it lies. *open_refused* is told
+    the handle of an open that the vfs granted and that did not reach the application.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Session:
         *,
         passthrough: bool,
         resend: bool,
+        open_refused: Callable[[int], object],
     ) -> None:
         self.ours, self.theirs = seqpacket_pair()
         self.serving = trio.Event()
@@ -67,6 +70,7 @@ class Session:
         self._backings = backings
         self._passthrough = passthrough
         self._may_resend = resend
+        self._open_refused = open_refused
         self._offer = relay.Offer(False, False)
         self._owed: dict[int, _Owed] = {}
         self._staged = False  # a message lies in the socket for libfuse
@@ -266,13 +270,16 @@ class Session:
         try:
             backing_id = self._backings.id_for(parsed.fh & FH_INO_MASK)
         except OSError as error:
-            log.error("backing file of handle %#x: %s", parsed.fh, error)
-            self._backings.send(relay.error_reply(unique, error.errno or errno.EIO))
+            log.error("backing file of inode %d: %s", parsed.fh & FH_INO_MASK, error)
+            self._open_refused(parsed.fh)
+            self._backings.send(relay.error_reply(unique, errno.EIO))
             return
         relay.patch_open_reply(reply, parsed, owed.access, backing_id)
         self._table.add(parsed.fh, backing_id, reply)
-        if not self._backings.send(reply) and self._table.drop(parsed.fh, b""):
-            self._backings.unused(parsed.fh & FH_INO_MASK)  # nobody has it: unmounted
+        if not self._backings.send(reply):  # nobody has it: unmounted
+            self._open_refused(parsed.fh)
+            if self._table.drop(parsed.fh, b""):
+                self._backings.unused(parsed.fh & FH_INO_MASK)
         self._table.done(
             unique
         )  # before settled: one of the two tells that the kernel has the reply

@@ -183,3 +183,21 @@ def test_nothing_stays_open_after_many_files(small: Mount) -> None:
     os.unlink(small.path / "current")
     wait_until(lambda: free_bytes(small) >= before, 5, "all memory back")
     assert len(os.listdir(f"/proc/{supervisor}/fd")) <= descriptors
+
+
+@pytest.mark.parametrize("which_lane", harness.LANES)
+def test_lost_bytes_are_eio_never_zeros(make_mount: Callable[..., Mount], which_lane: str) -> None:
+    mount = make_mount(lane=which_lane)
+    (mount.path / "lost").write_bytes(b"x" * 10_000)
+    ino = (mount.path / "lost").stat().st_ino
+    os.unlink(mount.run_dir / mount.name / "arena" / "data" / str(ino))
+    for _ in range(2):
+        with pytest.raises(OSError) as failed:
+            (mount.path / "lost").read_bytes()
+        assert failed.value.errno == errno.EIO
+        assert (mount.path / "lost").stat().st_size == 10_000
+        mount.umount(discard=False)
+        mount.mount()
+    os.unlink(mount.path / "lost")
+    (mount.path / "lost").write_bytes(b"new")
+    assert (mount.path / "lost").read_bytes() == b"new"
