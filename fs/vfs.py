@@ -39,6 +39,7 @@ from fs.unlinked import Unlinked
 log = logging.getLogger(__name__)
 
 CAPABILITY_XATTR = b"security.capability"
+SELINUX_XATTR = b"security.selinux"
 XATTR_NAMESPACES = (b"user.", b"trusted.", b"security.")
 SCAN_ROWS = 1024  # what one readdir buffer can hold
 SCANS_KEPT = 64
@@ -349,7 +350,11 @@ class Vfs:
         changes, rows = self._scans.pop((ino, after_cookie), (-1, []))
         if changes != self.index.changes:
             rows = self.catalog.scan(ino, after_cookie, SCAN_ROWS)
-        return [row._replace(attr=self._current(row.attr)) for row in rows]
+        writing = self.content.has_writers
+        return [
+            row._replace(attr=self.content.observe(row.attr)) if writing(row.attr.ino) else row
+            for row in rows
+        ]
 
     def readdir_stopped(self, ino: int, rest: list[DirEntry], after_cookie: int) -> None:
         """The reader's buffer was full; it will come back for *rest* at *after_cookie*.
@@ -380,6 +385,9 @@ class Vfs:
         _require_known(name)
         value = self.index.xattr(ino, name)
         created_before = op.resent and (self.index.recorded_op(op.op_id) or 0) < 0
+        if value is None and name == SELINUX_XATTR:
+            # `ls -l` asks for it on every file, and on ENODATA goes on asking
+            raise FsError(errno.EOPNOTSUPP, "no SELinux labels here")
         if value is None or created_before:
             raise FsError(errno.ENODATA)
         return value

@@ -130,7 +130,9 @@ class RunDir:
         """Whether it serves, has lost its supervisor, or is only kept."""
         if self.is_live():
             return "mounted"
-        dead = any(entry.source == source_of(self.name) for entry in sysmount.mounts())
+        target = self.mountpoint()
+        entry = sysmount.mount_at(target) if target else None
+        dead = entry is not None and entry.source == source_of(self.name)
         return "dead" if dead else "unmounted"
 
 

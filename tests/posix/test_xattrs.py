@@ -186,3 +186,11 @@ def test_posix_acls_are_refused(ckpt, name):
     # Python's table of names calls it by its other name.
     assert fails_with(os.setxattr, ckpt / "d", name, acl) == "ENOTSUP"
     assert fails_with(os.getxattr, ckpt / "d", name) in ("ENOTSUP", "ENODATA")
+
+
+def test_selinux_labels_are_not_asked_for_again(ckpt):
+    """An exception: `ls -l` asks once for a label, and on ENODATA once for every file. One that is set is kept."""
+    path = write_file(ckpt / "f")
+    assert fails_with(os.getxattr, path, "security.selinux") == "ENOTSUP"
+    os.setxattr(path, "security.selinux", b"system_u:object_r:tmp_t:s0")
+    assert os.getxattr(path, "security.selinux") == b"system_u:object_r:tmp_t:s0"
