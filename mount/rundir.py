@@ -155,7 +155,7 @@ def find(mountpoint: str) -> RunDir:
         and entry.kind == sysmount.FUSE_TYPE
         and entry.source.startswith("ckptfs:")
     ):
-        return RunDir(entry.source.removeprefix("ckptfs:"))
+        return _ours(entry)
     for run in all_run_dirs():
         if mountpoint == run.name or run.mountpoint() == target:
             return run
@@ -173,4 +173,17 @@ def find_by_path(path: str) -> tuple[RunDir, str]:
             best = entry
     if best is None or best.kind != sysmount.FUSE_TYPE:
         raise NoSuchMount(f"{path}: not on a ckptfs mount")
-    return RunDir(best.source.removeprefix("ckptfs:")), os.path.relpath(real, best.target)
+    return _ours(best), os.path.relpath(real, best.target)
+
+
+def _ours(entry: sysmount.MountEntry) -> RunDir:
+    run = RunDir(entry.source.removeprefix("ckptfs:"))
+    try:
+        known = run.path.exists()
+    except PermissionError:
+        known = False
+    if not known and not sysmount.is_dead(entry.target):
+        raise CkptfsError(
+            f"{entry.target}: mounted by another user, or with another CKPTFS_RUN_DIR; ask as that user"
+        )
+    return run

@@ -198,6 +198,13 @@ def test_private_state_is_the_owners_alone(make_mount: MakeMount) -> None:
     assert (private / "control.sock").stat().st_mode & 0o777 == 0o600
 
 
+def test_somebody_elses_mount(make_mount: MakeMount, prepared: Mount) -> None:
+    mount = make_mount()
+    for command in ("status", "umount", "restart", "ls"):
+        assert "another user" in refused(prepared, command, str(mount.path), code=1)
+    assert mount.answers()
+
+
 def test_status_and_ls(make_mount: MakeMount) -> None:
     mount = make_mount()
     (mount.path / "d").mkdir()
