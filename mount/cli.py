@@ -16,7 +16,7 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from fs.errors import CkptfsError
 from mount import config, control, helper, lifecycle, rundir
@@ -172,7 +172,7 @@ def _print_status(reports: list[dict[str, Any]]) -> None:
             str(report.get("files", "")),
             str(report.get("worker_restarts", "")),
         )
-    Console().print(table)
+    _print_table(table)
     for report in reports:
         if report["state"] == "dead":
             click.echo(
@@ -216,7 +216,7 @@ def ls(path: str, as_json: bool) -> None:
             os.fsdecode(entry.name).encode("utf-8", "backslashreplace").decode(),
             f"data/{entry.ino}" if is_file else "",
         )
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    _print_table(table)
     click.echo(f"backing files are in {run.arena}")
 
 
@@ -271,6 +271,11 @@ def _size(size_bytes: int | None) -> str:
             break
         value /= 1024
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _print_table(table: Table) -> None:
+    # a pipe has no width: do not cut paths for it
+    Console(width=None if sys.stdout.isatty() else 1000).print(table)
 
 
 def _print_json(value: object) -> None:

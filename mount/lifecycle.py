@@ -277,6 +277,7 @@ def umount(mountpoint: str, *, timeout_s: float, force: bool, discard: bool) -> 
     """
     run = find(mountpoint)
     target = run.mountpoint() or os.path.abspath(mountpoint)
+    os.chdir("/")  # or this process itself may be what keeps it busy
     deadline_s = time.monotonic() + timeout_s
     fusedev.clear_dead(target)
     entry = sysmount.mount_at(target)
