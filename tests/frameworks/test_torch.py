@@ -76,7 +76,8 @@ def test_the_bytes_are_those_saved_elsewhere(torch: Any, ckpt: Path, tmpfs_dir: 
     """Seen as bytes, the file is the one that tmpfs would have."""
     for directory in (ckpt, tmpfs_dir):
         torch.save(state(torch), directory / "model.pt")
-    assert (ckpt / "model.pt").read_bytes() == (tmpfs_dir / "model.pt").read_bytes()
+    same = (ckpt / "model.pt").read_bytes() == (tmpfs_dir / "model.pt").read_bytes()
+    assert same, "not the bytes that tmpfs has"
 
 
 def test_overwriting_in_place_leaves_nothing_of_the_old(torch: Any, ckpt: Path) -> None:
@@ -115,7 +116,8 @@ def test_a_mapped_load_is_private(torch: Any, ckpt: Path) -> None:
     mapped = torch.load(path, mmap=True, weights_only=True)
     mapped["weight"].zero_()
     assert mapped["weight"].count_nonzero() == 0
-    assert path.read_bytes() == before
+    same = path.read_bytes() == before
+    assert same, "the mapping wrote through to the file"
     assert_same(torch, torch.load(path, weights_only=True), want)
 
 

@@ -96,7 +96,8 @@ def test_training_loop(torch: Any, killed: tuple[Path, Killer], tmpfs_dir: Path)
     names = set(os.listdir(path / "run"))
     assert names == {"step-000116.pt", "step-000118.pt", "step-000120.pt"}
     for name in names:
-        assert (path / "run" / name).read_bytes() == (tmpfs_dir / "run" / name).read_bytes()
+        same = (path / "run" / name).read_bytes() == (tmpfs_dir / "run" / name).read_bytes()
+        assert same, name
 
 
 @pytest.mark.slow
