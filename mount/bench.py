@@ -21,7 +21,7 @@ import msgspec
 from fs import memory
 from fs.errors import CkptfsError
 from mount import bench_io, bench_meta, bench_worker, rundir
-from mount.bench_report import ARENA, BASELINE, MOUNT, SHM, BenchReport, Row, judge
+from mount.bench_report import ARENA, BASELINE, MOUNT, SHM, BenchReport, Row, goals_of, judge
 from mount.bench_targets import Target, baseline, directory_in
 
 SHM_DIRECTORY = Path("/dev/shm")
@@ -73,7 +73,8 @@ def run_bench(options: BenchOptions, say: Say = _silent) -> BenchReport:
         "seed": str(seed),
         "took": f"{time.monotonic() - started_s:.0f} s",
     }
-    verdicts = judge(rows) if options.mountpoint is not None else []
+    goals = goals_of(_lane(options.mountpoint)) if options.mountpoint is not None else ()
+    verdicts = judge(rows, goals)
     return BenchReport(_machine(), settings, rows, verdicts, notes)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from fs.errors import CkptfsError
 from mount import config, control, helper, lifecycle, rundir

@@ -19,7 +19,6 @@ from mount.bench_report import (
     ARENA,
     BASELINE,
     CYCLE,
-    GOALS,
     MEMORY,
     MOUNT,
     PAUSE_KILL,
@@ -30,6 +29,7 @@ from mount.bench_report import (
     BenchReport,
     Goal,
     Row,
+    goals_of,
     judge,
     percentile,
 )
@@ -74,13 +74,15 @@ def test_a_pause_is_judged_by_its_worst_percent():
 
 
 def test_what_was_not_measured_is_not_met():
-    verdicts = judge([row("write", ours=[4])], [Goal("write", SHM, True, 2), *GOALS])
+    verdicts = judge(
+        [row("write", ours=[4])], [Goal("write", SHM, True, 2), *goals_of("passthrough")]
+    )
     assert {verdict.met for verdict in verdicts} == {None}
 
 
 def test_tables_show_ratios_and_misses():
     rows = [row(WRITE_1M, ours=[4.0], shm=[2.0]), row(READ_1M, ours=[1.0], shm=[2.0])]
-    report = BenchReport({}, {}, rows, judge(rows), [])
+    report = BenchReport({}, {}, rows, judge(rows, goals_of("passthrough")), [])
     measures = bench_report.measures_table(report)
     assert list(measures.columns[-1].cells) == ["2.00", "0.50"]
     goals = bench_report.goals_table(report)
@@ -169,7 +171,7 @@ def test_the_report_has_every_row_and_nothing_is_left(make_mount):
     for name, samples in rows.items():
         if not name.startswith(MEMORY):  # of so few files it may be nothing
             assert min(min(values) for values in samples.values()) > 0, name
-    assert len(report["verdicts"]) == len(GOALS)
+    assert len(report["verdicts"]) == len(goals_of(report["settings"]["lane"]))
     assert report["settings"]["lane"] == mount.lane
 
     assert os.listdir(mount.path) == []
