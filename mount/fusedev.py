@@ -35,8 +35,11 @@ def open_and_mount(settings: dict[str, Any]) -> int:
         flags = sysmount.MS_NOSUID | sysmount.MS_NODEV
         target = settings["mountpoint"]
         sysmount.mount(source_of(settings["name"]), target, sysmount.FUSE_TYPE, flags, data)
-    except OSError:
+    except OSError as error:
         os.close(fd)
+        if error.errno == errno.EPERM:
+            why = "mounting was refused: root without CAP_SYS_ADMIN (a container? give it the capability)"
+            raise OSError(errno.EPERM, why, settings["mountpoint"]) from error
         raise
     return fd
 

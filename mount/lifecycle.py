@@ -66,6 +66,16 @@ def mount(
         if set_aside and run.has_data():
             os.close(lock_fd)
             run, lock_fd = _set_aside(run)
+        return _mount_locked(run, target, settings, size_bytes, lock_fd, foreground)
+    finally:
+        os.close(lock_fd)
+
+
+def _mount_locked(
+    run: RunDir, target: str, settings: Settings, size_bytes: int, lock_fd: int, foreground: bool
+) -> str:
+    fresh = not run.has_data()
+    try:
         private = os.getuid() == 0 and _mount_arena(run, size_bytes)
         (run.arena / "data").mkdir(mode=0o700, exist_ok=True)
         (run.arena / "clock").touch(mode=0o600)
@@ -75,8 +85,10 @@ def mount(
             os.set_inheritable(lock_fd, True)
             os.execve(sys.executable, _supervisor_argv(arguments), _environment())
         return _start(run, arguments, lock_fd)
-    finally:
-        os.close(lock_fd)
+    except (CkptfsError, OSError):
+        if fresh:
+            _unmount_arena(run)  # nothing was ever in it; the log stays
+        raise
 
 
 def _checked_mountpoint(mountpoint: str, nonempty: bool) -> str:
@@ -363,10 +375,14 @@ def _kill_supervisor(run: RunDir) -> None:
 
 def discard_arena(run: RunDir) -> None:
     """Give the arena's memory back, with every file in it."""
+    _unmount_arena(run)
+    shutil.rmtree(run.path)
+
+
+def _unmount_arena(run: RunDir) -> None:
     for path in (run.arena, run.index):
         while sysmount.mount_at(str(path)) is not None:
             sysmount.umount(str(path), sysmount.MNT_DETACH)
-    shutil.rmtree(run.path)
 
 
 def restart(mountpoint: str, *, timeout_s: float) -> tuple[int | None, int | None]:

@@ -146,6 +146,38 @@ def test_without_dev_fuse(prepared: Mount) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_root_without_cap_sys_admin(prepared: Mount) -> None:
+    """As in a container: nothing can be mounted, and that is said; nothing is left."""
+    command = f"{sys.executable} -m mount.cli mount {prepared.path} --name {prepared.name}"
+    done = subprocess.run(
+        ["capsh", "--drop=cap_sys_admin", "--", "-c", command],
+        env=prepared.env,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "CAP_SYS_ADMIN" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert mounts_under(prepared.base) == []
+
+
+def test_failed_start_leaves_nothing_mounted(prepared: Mount) -> None:
+    broken = prepared.base / "broken"
+    broken.mkdir()
+    (broken / "pyfuse3.py").write_text("raise ImportError('libfuse3.so.3 is missing')\n")
+    prepared.env["PYTHONPATH"] = f"{REPO_ROOT}:{broken}"
+    args = ("mount", str(prepared.path), "--name", prepared.name, "--size", "64MiB")
+    said = refused(prepared, *args, code=1)
+    assert str(prepared.run_dir / prepared.name / "log") in said
+    assert "libfuse3.so.3 is missing" in prepared.log()
+    assert mounts_under(prepared.base) == []
+    prepared.env["PYTHONPATH"] = str(REPO_ROOT)
+    prepared.mount(size="64MiB")
+
+
 def test_busy_umount_names_its_users(make_mount: MakeMount) -> None:
     mount = make_mount()
     with open(mount.path / "held", "wb", buffering=0) as held:
