@@ -15,7 +15,6 @@ import ctypes
 import errno
 import fcntl
 import logging
-import mmap
 import os
 import queue
 import struct
@@ -50,7 +49,6 @@ class Backings:
         self._table = table
         self._budget = budget
         self._fds: dict[int, int] = {}
-        self._maps: dict[int, memoryview] = {}
         self._slow: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         threading.Thread(target=self._run_slow, daemon=True, name="slow-io").start()
 
@@ -100,7 +98,6 @@ class Backings:
         backing_id = self._table.backing_id(ino)
         if backing_id:
             self.close_id(backing_id)
-        self._maps.pop(ino, None)
         fd = self._fds.pop(ino, None)
         if fd is not None:
             os.close(fd)
@@ -122,12 +119,12 @@ class Backings:
         """Whether a request (of an opcode in relay.LOCAL) is for bytes that lie in a backing file."""
         return bool(relay.fh_of(request) & FH_RESIDENT)
 
-    def serve(self, opcode: int, unique: int, request: memoryview) -> None:
-        """Execute and answer."""
+    def serve(self, opcode: int, unique: int, request: memoryview, scratch: bytearray) -> None:
+        """Execute and answer. *scratch* is at least a reply header and the largest read long."""
         if opcode == relay.WRITE:
             self._answer(unique, lambda: self._write(request))
         elif opcode == relay.READ:
-            self._read(unique, request)
+            self._read(unique, request, scratch)
         elif opcode == relay.LSEEK:
             self._answer(unique, lambda: self._lseek(request))
         else:
@@ -150,15 +147,13 @@ class Backings:
             message = relay.error_reply(unique, error.errno or errno.EIO)
         self.send(message)
 
-    def send(self, *message: bytes | bytearray | memoryview) -> bool:
-        """Give the kernel a reply, in parts; False when nobody waits for it any more (unmounted)."""
+    def send(self, message: bytes | bytearray | memoryview) -> bool:
+        """Give the kernel a reply; False when nobody waits for it any more (interrupted, unmounted)."""
         try:
-            os.writev(self._device_fd, message)
+            os.write(self._device_fd, message)
         except OSError as error:
             if error.errno not in _NOBODY_WAITS:
-                log.error(
-                    "the kernel refused a reply of %d bytes: %s", sum(map(len, message)), error
-                )
+                log.error("the kernel refused a reply of %d bytes: %s", len(message), error)
             return False
         return True
 
@@ -176,30 +171,18 @@ class Backings:
         data = request[_BODY + 40 : _BODY + 40 + size]
         return struct.pack("<II", os.pwrite(self._kept_fd(fh & FH_INO_MASK), data, offset), 0)
 
-    def _read(self, unique: int, request: memoryview) -> None:
+    def _read(self, unique: int, request: memoryview, scratch: bytearray) -> None:
         fh, offset, size = struct.unpack_from("<QQI", request, _BODY)
+        head = relay.REPLY_HEADER_BYTES
+        view = memoryview(scratch)
         try:
-            view = self._mapped(fh & FH_INO_MASK, offset, offset + size)
+            # not from a mapping of the file: reading a hole through one takes memory, or fails without
+            count = os.preadv(self._kept_fd(fh & FH_INO_MASK), [view[head : head + size]], offset)
         except OSError as error:
             self.send(relay.error_reply(unique, error.errno or errno.EIO))
             return
-        head = relay.REPLY_HEADER.pack(relay.REPLY_HEADER_BYTES + len(view), 0, unique)
-        self.send(head, view)
-
-    def _mapped(self, ino: int, start: int, end: int) -> memoryview:
-        """Bytes of a backing file as they lie in memory; fewer at its end.
-
-        No copy of ours. The file cannot shrink before the kernel has taken them: whatever truncates it
-        comes through this very thread.
-        """
-        fd = self._kept_fd(ino)
-        size = os.fstat(fd).st_size
-        if start >= size:
-            return memoryview(b"")
-        mapping = self._maps.get(ino)
-        if mapping is None or len(mapping) < min(end, size):
-            mapping = self._maps[ino] = memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ))
-        return mapping[start : min(end, size)]
+        relay.REPLY_HEADER.pack_into(scratch, 0, head + count, 0, unique)
+        self.send(view[: head + count])
 
     def _lseek(self, request: memoryview) -> bytes:
         fh, offset, whence = struct.unpack_from("<QqI", request, _BODY)

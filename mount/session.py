@@ -198,7 +198,7 @@ class Session:
             self._table.done(unique)
             return False
         if opcode in relay.LOCAL and self._backings.serves(request):
-            self._backings.serve(opcode, unique, request)
+            self._backings.serve(opcode, unique, request, self._reply_buffer)
             self._table.done(unique)
             return False
         access, fh = 0, 0

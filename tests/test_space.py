@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -201,3 +202,53 @@ def test_lost_bytes_are_eio_never_zeros(make_mount: Callable[..., Mount], which_
     os.unlink(mount.path / "lost")
     (mount.path / "lost").write_bytes(b"new")
     assert (mount.path / "lost").read_bytes() == b"new"
+
+
+MAPPER = """
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.ftruncate(fd, 8 << 20)
+view = mmap.mmap(fd, 8 << 20)
+for offset in range(0, 8 << 20, 4096):
+    view[offset] = 1
+try:
+    view.flush()
+except OSError as error:
+    print(error.errno)
+"""
+
+
+def test_store_through_a_mapping_into_a_full_arena(small: Mount) -> None:
+    """As on tmpfs SIGBUS; where the page cache stands between (plain lane), msync tells."""
+    kept = os.urandom(MIB)
+    (small.path / "kept").write_bytes(kept)
+    fill(small.path / "filler")
+    command = [sys.executable, "-c", MAPPER, str(small.path / "mapped")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=60, check=False)
+    if small.lane == "passthrough":
+        assert done.returncode == -signal.SIGBUS
+    else:
+        assert int(done.stdout) in (errno.ENOSPC, errno.EIO)
+    assert (small.path / "kept").read_bytes() == kept
+    for name in ("kept", "filler", "mapped"):
+        os.unlink(small.path / name)
+    (small.path / "again").write_bytes(kept)
+    os.unlink(small.path / "again")
+
+
+def test_reading_holes_takes_no_memory(small: Mount) -> None:
+    """A mapping of the backing file would take a page for each hole that is read, and fail when there is none."""
+    with open(small.path / "sparse", "wb") as file:
+        file.truncate(4 * SIZE)
+    (small.path / "end").write_bytes(b"e")
+    before = free_bytes(small)
+    with open(small.path / "sparse", "rb") as file:
+        while data := file.read(MIB):
+            assert not data.strip(b"\0")
+    assert free_bytes(small) == before
+    fill(small.path / "filler")
+    with open(small.path / "sparse", "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert file.read(2 * MIB) == bytes(2 * MIB)
+    for name in ("sparse", "end", "filler"):
+        os.unlink(small.path / name)
