@@ -176,7 +176,7 @@ FIO_ENGINES = [
 
 @pytest.mark.parametrize(("engine", "direct"), FIO_ENGINES)
 @pytest.mark.parametrize("pattern", ["write", "randrw"])
-def test_fio_verify(ckpt: Path, engine: str, direct: str, pattern: str) -> None:
+def test_fio_verify(ckpt: Path, tmp_path: Path, engine: str, direct: str, pattern: str) -> None:
     """fio writes blocks that carry a checksum and their place, and reads them back."""
     lib.need_command("fio")
     lib.run(
@@ -197,6 +197,7 @@ def test_fio_verify(ckpt: Path, engine: str, direct: str, pattern: str) -> None:
         "--do_verify=1",
         "--randseed=7",
         timeout_s=60,
+        cwd=tmp_path,  # where it leaves its verify state
     )
     # Space comes back, so that the next test has room.
     for path in ckpt.iterdir():
