@@ -220,7 +220,12 @@ def test_stress_ng(ckpt: Path, first: int) -> None:
     lib.need_command("stress-ng")
     names = STRESSORS[first : first + STRESSORS_AT_ONCE]
     workers = [argument for name in names for argument in (f"--{name}", "1")]
-    lib.run(
+    # Exit status 7 is about its own statistics: a stressor was ended while it was counting. What it verified
+    # of the filesystem is in the other statuses and in its last words.
+    said = lib.run(
+        "sh",
+        "-c",
+        'status=0; stress-ng "$@" || status=$?; [ $status = 7 ] || exit $status',
         "stress-ng",
         f"--temp-path={ckpt}",
         "--timeout=1",
@@ -230,4 +235,5 @@ def test_stress_ng(ckpt: Path, first: int) -> None:
         *workers,
         timeout_s=60,
     )
+    assert " successful run completed" in said
     assert os.listdir(ckpt) == []
