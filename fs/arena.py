@@ -5,7 +5,7 @@ What it keeps true:
   are gone; removing it gives the memory back at once.
 - The budget is the tmpfs's own size, so that writes which never pass through us (kernel passthrough)
   are held to it too. What admission reserves for bytes still to come is subtracted from what statfs
-  offers. On a directory that is no tmpfs of its own, the size is held by the supervisor instead.
+  offers. On a directory that is no tmpfs of its own, mount.budget holds the size instead.
 - Its clock is the one that stamps the backing files: directories, links and files sort by mtime in the
   order in which they were changed.
 """

@@ -3,7 +3,7 @@
 What it keeps true: a handler answers. FsError becomes its errno; anything unexpected is logged with its
 operation and becomes EIO, because any other exception would end pyfuse3's loop.
 
-The supervisor puts the request's number into the header's pid field (bit 31: sent again), so ``ctx.pid``
+The session (mount.session) puts the request's number into the header's pid field (bit 31: sent again), so ``ctx.pid``
 is a request number here, not a process.
 """
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 Buffer = bytearray | memoryview
 
 # opcodes
-LOOKUP, FORGET, GETATTR, SETATTR, MKDIR = 1, 2, 3, 4, 9
+FORGET, MKDIR = 2, 9
 OPEN, READ, WRITE, RELEASE = 14, 15, 16, 18
-FLUSH, INIT, READDIR, CREATE, INTERRUPT, DESTROY = 25, 26, 28, 35, 36, 38
+INIT, READDIR, CREATE, INTERRUPT = 26, 28, 35, 36
 BATCH_FORGET, FALLOCATE, READDIRPLUS, LSEEK, COPY_FILE_RANGE, TMPFILE = 42, 43, 44, 46, 47, 51
 # what the vfs has no use for: it counts no lookups, and its handlers do not wait
 IGNORED = frozenset({FORGET, BATCH_FORGET, INTERRUPT})

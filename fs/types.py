@@ -1,9 +1,9 @@
 """Words that every part of the filesystem uses, with no behaviour of their own.
 
-A file handle is the inode number with two flag bits, so that whoever sees a handle (the supervisor in
+A file handle is the inode number with two flag bits, so that whoever sees a handle (the session in
 a reply, a worker that has just taken over) knows the inode and what the handle may do without a table:
 
-    bit 62  RESIDENT  bytes are in the arena: the kernel (passthrough) or the supervisor moves them
+    bit 62  RESIDENT  bytes are in the arena: the kernel (passthrough) or the session moves them
     bit 61  WRITABLE  opened with O_WRONLY or O_RDWR
 
 Inode numbers therefore stay below 2**61.
