@@ -41,6 +41,8 @@ class Catalog(Protocol):
 
     async def lookup(self, parent: int, name: bytes) -> Attr | None: ...
 
+    async def listed(self, ino: int) -> None: ...
+
     async def make(
         self, parent: int, name: bytes, new: Attr, target: bytes | None, inserted: Inserted, op: Op
     ) -> Attr: ...
@@ -83,6 +85,9 @@ class EmbeddedCatalog:
     async def lookup(self, parent: int, name: bytes) -> Attr | None:
         """What a name means, or None."""
         return self._index.lookup(parent, name)
+
+    async def listed(self, ino: int) -> None:
+        """Return when every entry of a directory is known, so that `scan` shows them all."""
 
     def scan(self, parent: int, after_cookie: int, limit: int) -> list[DirEntry]:
         """Entries in cookie order."""

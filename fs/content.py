@@ -124,4 +124,5 @@ def merged(attr: Attr, status: os.stat_result) -> Attr:
         status.st_mtime_ns,
         max(attr.ctime_ns, status.st_ctime_ns),
         attr.generation,
+        attr.resident,
     )

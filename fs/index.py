@@ -23,7 +23,7 @@ from fs.errors import FsError, IndexDamaged, exists
 from fs.types import ROOT_INO, Attr, DirEntry
 
 APPLICATION_ID = 0x636B7074  # "ckpt"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FIRST_COOKIE = 16  # below: "." and ".."
 RESERVE_BLOCK = 4096
 PAGE_BYTES = 1024  # a small change writes few bytes of WAL
@@ -36,7 +36,7 @@ CREATE TABLE inode(
   ino INTEGER PRIMARY KEY, mode INTEGER NOT NULL, nlink INTEGER NOT NULL, uid INTEGER NOT NULL,
   gid INTEGER NOT NULL, rdev INTEGER NOT NULL, size INTEGER NOT NULL, blocks INTEGER NOT NULL,
   atime_ns INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL,
-  generation INTEGER NOT NULL, parent INTEGER NOT NULL, target BLOB);
+  generation INTEGER NOT NULL, resident INTEGER NOT NULL, parent INTEGER NOT NULL, target BLOB);
 CREATE TABLE dentry(
   parent INTEGER NOT NULL, cookie INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT NULL,
   PRIMARY KEY(parent, cookie)) WITHOUT ROWID;
@@ -45,8 +45,31 @@ CREATE TABLE xattr(ino INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL
   PRIMARY KEY(ino, name)) WITHOUT ROWID;
 CREATE TABLE recent_op(slot INTEGER PRIMARY KEY, op_id INTEGER NOT NULL, ino INTEGER NOT NULL);
 CREATE TABLE meta(key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE object(
+  key TEXT PRIMARY KEY, ino INTEGER NOT NULL, generation INTEGER NOT NULL, size INTEGER NOT NULL,
+  etag TEXT NOT NULL, at_ns INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX object_ino ON object(ino);
+CREATE TABLE digest(
+  ino INTEGER PRIMARY KEY, generation INTEGER NOT NULL, size INTEGER NOT NULL, whole BLOB NOT NULL,
+  block_bytes INTEGER NOT NULL, blocks BLOB NOT NULL);
+CREATE TABLE unlisted(ino INTEGER PRIMARY KEY);
+CREATE TABLE journal(
+  seq INTEGER PRIMARY KEY AUTOINCREMENT, tree TEXT NOT NULL, kind INTEGER NOT NULL, key TEXT NOT NULL,
+  ino INTEGER NOT NULL, generation INTEGER NOT NULL, source TEXT, state INTEGER NOT NULL,
+  committing INTEGER NOT NULL, forced INTEGER NOT NULL, at_ns INTEGER NOT NULL);
+CREATE INDEX journal_key ON journal(key);
+CREATE INDEX journal_ino ON journal(ino);
+CREATE INDEX journal_tree ON journal(tree, seq);
+CREATE TABLE upload(
+  id INTEGER PRIMARY KEY, key TEXT NOT NULL, ino INTEGER NOT NULL, generation INTEGER NOT NULL,
+  whole BLOB NOT NULL, part_bytes INTEGER NOT NULL, before TEXT NOT NULL, begun_ns INTEGER NOT NULL,
+  upload_id TEXT);
+CREATE TABLE part(
+  upload INTEGER NOT NULL, number INTEGER NOT NULL, etag TEXT NOT NULL, PRIMARY KEY(upload, number)
+  ) WITHOUT ROWID;
+CREATE TABLE note(key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 """
-_COLUMNS = "ino,mode,nlink,uid,gid,rdev,size,blocks,atime_ns,mtime_ns,ctime_ns,generation"
+_COLUMNS = "ino,mode,nlink,uid,gid,rdev,size,blocks,atime_ns,mtime_ns,ctime_ns,generation,resident"
 _QUALIFIED = ",".join("i." + column for column in _COLUMNS.split(","))
 _SQL_ATTR = f"SELECT {_COLUMNS} FROM inode WHERE ino=?"
 _SQL_LOOKUP = "SELECT ino FROM dentry WHERE parent=? AND name=?"
@@ -149,6 +172,11 @@ class Index:
         raise error
 
     @property
+    def db(self) -> sqlite3.Connection:
+        """The connection, for the modules that keep tables of their own in it (journal, ledger, residency)."""
+        return self._db
+
+    @property
     def changes(self) -> int:
         """Grows with every row that is changed."""
         return self._db.total_changes
@@ -211,7 +239,7 @@ class Index:
     def insert_inode(self, attr: Attr, parent: int, target: bytes | None) -> None:
         """Add a row; *parent* is meaningful for directories only."""
         self._db.execute(
-            "INSERT INTO inode VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?)", (*attr, parent, target)
+            "INSERT INTO inode VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)", (*attr, parent, target)
         )
         self._remember(attr)
 
@@ -219,7 +247,7 @@ class Index:
         """Replace every recorded attribute of ``attr.ino``."""
         self._db.execute(
             "UPDATE inode SET mode=?,nlink=?,uid=?,gid=?,rdev=?,size=?,blocks=?,atime_ns=?,"
-            "mtime_ns=?,ctime_ns=?,generation=? WHERE ino=?",
+            "mtime_ns=?,ctime_ns=?,generation=?,resident=? WHERE ino=?",
             (*attr[1:], attr.ino),
         )
         self._remember(attr)
@@ -282,6 +310,24 @@ class Index:
         """Every regular file's row."""
         query = f"SELECT {_COLUMNS} FROM inode WHERE mode & {0o170000} = {stat.S_IFREG}"
         return map(Attr._make, self._db.execute(query))
+
+    def set_resident(self, ino: int, resident: int, blocks: int) -> None:
+        """Note whether a file's bytes are in the arena, and how much memory they take (512-byte blocks)."""
+        self._db.execute(
+            "UPDATE inode SET resident=?,blocks=? WHERE ino=?", (resident, blocks, ino)
+        )
+        attr = self._attrs.get(ino)
+        if attr is not None:
+            self._attrs[ino] = attr._replace(resident=resident, blocks=blocks)
+
+    def index_names(self) -> None:
+        """Let `names` be fast. Only what writes paths down needs it, so only then it is there."""
+        self._db.execute("CREATE INDEX IF NOT EXISTS dentry_ino ON dentry(ino)")
+
+    def names(self, ino: int) -> list[tuple[int, bytes]]:
+        """(parent, name) of every link of an inode."""
+        query = "SELECT parent,name FROM dentry WHERE ino=?"
+        return self._db.execute(query, (ino,)).fetchall()
 
     def counts(self) -> tuple[int, int]:
         """How many (files, directories) have a link."""
@@ -386,7 +432,7 @@ def _make(path: Path) -> None:
         f"PRAGMA page_size={PAGE_BYTES}; PRAGMA application_id={APPLICATION_ID};"
         f"PRAGMA user_version={SCHEMA_VERSION}; BEGIN; {_SCHEMA}"
         f"INSERT INTO inode VALUES({ROOT_INO},{stat.S_IFDIR | 0o755},2,{os.getuid()},{os.getgid()},0,0,0,"
-        f"{now},{now},{now},0,{ROOT_INO},NULL);"
+        f"{now},{now},{now},0,1,{ROOT_INO},NULL);"
         f"INSERT INTO meta VALUES('ino',{ROOT_INO + 1}),('cookie',{FIRST_COOKIE}); COMMIT;"
     )
     db.close()

@@ -27,7 +27,10 @@ RENAME_EXCHANGE = 2
 
 
 class Attr(NamedTuple):
-    """One inode's attributes; times in ns since the epoch, ``blocks`` in units of 512 bytes."""
+    """One inode's attributes; times in ns since the epoch, ``blocks`` in units of 512 bytes.
+
+    ``resident`` is 0 of a regular file whose bytes are in the durable tier and not (all) in the arena.
+    """
 
     ino: int
     mode: int
@@ -41,6 +44,7 @@ class Attr(NamedTuple):
     mtime_ns: int
     ctime_ns: int
     generation: int
+    resident: int = 1
 
 
 class Op(NamedTuple):

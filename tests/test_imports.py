@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("mount", "replicator", "fs")
 PYFUSE3_USERS = {"fs/fuse_ops.py", "mount/daemon.py", "mount/baseline_fs.py"}
 PURE = ("fs/relay.py",)
+BOTO3_USERS = {"fs/tiers/s3.py"}
 IMPURE_MODULES = {
     "os",
     "io",
@@ -102,6 +103,12 @@ def test_pyfuse3_only_at_the_boundary():
     }
     assert users <= PYFUSE3_USERS
     assert "fs/fuse_ops.py" in users
+
+
+def test_boto3_only_behind_the_tier():
+    for path in sources():
+        modules = {m.split(".")[0] for m in imports_of(path)}
+        assert not modules & {"boto3", "botocore"} or name_of(path) in BOTO3_USERS, name_of(path)
 
 
 def test_the_supervisor_uses_the_standard_library_only():

@@ -1,0 +1,1 @@
+"""Where durable bytes lie: one protocol, and what speaks it."""
