@@ -19,6 +19,7 @@ from typing import Protocol
 
 from fs.errors import FsError, exists, not_found
 from fs.index import Index
+from fs.recorder import Recorder
 from fs.types import RENAME_EXCHANGE, RENAME_NOREPLACE, Attr, DirEntry, Op
 
 Fault = Callable[[str], None]
@@ -64,6 +65,8 @@ class Catalog(Protocol):
 
     async def set_attr(self, attr: Attr) -> None: ...
 
+    async def overwriting(self, attr: Attr) -> None: ...
+
     async def set_xattr(
         self, ino: int, name: bytes, value: bytes | None, now_ns: int, op: Op
     ) -> None: ...
@@ -72,15 +75,21 @@ class Catalog(Protocol):
 
 
 class EmbeddedCatalog:
-    """The namespace of one node: the index itself. *fault* is for tests of crashes."""
+    """The namespace of one node: the index itself. *fault* is for tests of crashes.
+
+    With a *recorder*, each change also writes down what it asks of the durable tier, in its transaction.
+    """
 
     # nobody else changes this namespace, so the kernel may keep what it has been told
     cache_timeout_s = 86400.0
     may_wait = False
 
-    def __init__(self, index: Index, fault: Fault = no_fault) -> None:
+    def __init__(
+        self, index: Index, fault: Fault = no_fault, recorder: Recorder | None = None
+    ) -> None:
         self._index = index
         self._fault = fault
+        self._recorder = recorder
 
     async def lookup(self, parent: int, name: bytes) -> Attr | None:
         """What a name means, or None."""
@@ -135,9 +144,16 @@ class EmbeddedCatalog:
             index.insert_inode(attr, parent, target)
             if not nameless:
                 index.touch_directory(parent, now_ns, int(is_dir))
+            if self._recorder is not None and not nameless:
+                self._recorder.made(parent, name, attr)
             index.record_op(op.op_id, ino)
         self._fault("make:after_commit")
+        self._tell()
         return attr
+
+    def _tell(self) -> None:
+        if self._recorder is not None:
+            self._recorder.tell()
 
     def _require_directory(self, ino: int) -> Attr:
         attr = self._index.attr(ino)
@@ -162,8 +178,11 @@ class EmbeddedCatalog:
             index.insert_dentry(parent, name, ino)
             index.add_links(ino, 1, now_ns)
             index.touch_directory(parent, now_ns)
+            if self._recorder is not None:
+                self._recorder.linked(parent, name, attr)
             index.record_op(op.op_id, ino)
         self._fault("link:after_commit")
+        self._tell()
         return attr._replace(nlink=attr.nlink + 1, ctime_ns=now_ns)
 
     async def unlink(self, parent: int, name: bytes, now_ns: int, op: Op) -> Attr | None:
@@ -178,9 +197,12 @@ class EmbeddedCatalog:
                 raise not_found()
             if stat.S_ISDIR(attr.mode):
                 raise FsError(errno.EISDIR)
+            if self._recorder is not None:
+                self._recorder.removed(parent, name, attr)
             self._drop_name(parent, name, attr, now_ns)
             index.record_op(op.op_id, attr.ino)
         self._fault("unlink:after_commit")
+        self._tell()
         return attr._replace(nlink=attr.nlink - 1, ctime_ns=now_ns)
 
     def _drop_name(self, parent: int, name: bytes, attr: Attr, now_ns: int) -> None:
@@ -200,9 +222,12 @@ class EmbeddedCatalog:
                 raise not_found()
             if not stat.S_ISDIR(attr.mode):
                 raise FsError(errno.ENOTDIR)
+            if self._recorder is not None:
+                self._recorder.removed(parent, name, attr)
             self._remove_directory(parent, name, attr, now_ns)
             index.record_op(op.op_id, attr.ino)
         self._fault("rmdir:after_commit")
+        self._tell()
         return attr._replace(nlink=0, ctime_ns=now_ns)
 
     def _remove_directory(self, parent: int, name: bytes, attr: Attr, now_ns: int) -> None:
@@ -238,6 +263,7 @@ class EmbeddedCatalog:
                 replaced = self._move(source, destination, flags, now_ns)
             self._index.record_op(op.op_id, replaced.ino if replaced else 0)
         self._fault("rename:after_commit")
+        self._tell()
         return replaced
 
     def _move(
@@ -256,6 +282,8 @@ class EmbeddedCatalog:
         is_dir = stat.S_ISDIR(moved.mode)
         if is_dir:
             self._require_outside(destination[0], moved.ino)
+        if self._recorder is not None:
+            self._recorder.renaming(source, destination, moved, old)
         if old is not None:
             self._replace(destination, old, is_dir, now_ns)
         crosses = int(is_dir and source[0] != destination[0])
@@ -295,6 +323,8 @@ class EmbeddedCatalog:
         for attr, place in ((first, two), (second, one)):
             if stat.S_ISDIR(attr.mode):
                 self._require_outside(place[0], attr.ino)
+        if self._recorder is not None:
+            self._recorder.exchanging(one, two, first, second)
         links = int(stat.S_ISDIR(second.mode)) - int(stat.S_ISDIR(first.mode))
         crosses = one[0] != two[0]
         index.point_dentry(*one, second.ino)
@@ -309,8 +339,19 @@ class EmbeddedCatalog:
     async def set_attr(self, attr: Attr) -> None:
         """Replace an inode's attributes. Executing it twice is the same as once."""
         self._fault("setattr:before_commit")
-        self._index.set_attr(attr)
+        if self._recorder is None:
+            self._index.set_attr(attr)
+        else:
+            with self._index.transaction():
+                self._recorder.changing(attr)
+                self._index.set_attr(attr)
         self._fault("setattr:after_commit")
+        self._tell()
+
+    async def overwriting(self, attr: Attr) -> None:
+        """A file is about to be rewritten in place: keep the bytes that somebody still needs as they are."""
+        if self._recorder is not None:
+            self._recorder.overwriting(attr)
 
     async def set_xattr(
         self, ino: int, name: bytes, value: bytes | None, now_ns: int, op: Op
