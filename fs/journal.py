@@ -381,6 +381,20 @@ class Journal:
         if row.kind == Kind.DELETE:
             self._objects.drop(row.key)
 
+    def uncommit(self, row: Row) -> None:
+        """It turned out not to be visible. A row behind it for the same key makes it superfluous."""
+        behind = [later for later in self.at(row.key) if later.seq > row.seq]
+        if any(later.kind != Kind.META for later in behind):
+            self._remove(row)
+            return
+        self._db.execute("UPDATE journal SET committing=0 WHERE seq=?", (row.seq,))
+
+    def as_put(self, row: Row) -> None:
+        """Let a row upload the bytes in memory instead of copying."""
+        self._db.execute(
+            "UPDATE journal SET kind=?,source=NULL,committing=0 WHERE seq=?", (Kind.PUT, row.seq)
+        )
+
     def committed(self, row: Row) -> None:
         """Its effect is visible."""
         self._remove(row)

@@ -70,7 +70,7 @@ class Recorder:
         if key is None or not is_stored(attr.mode):
             return
         self._usable(key)
-        if not stat.S_ISREG(attr.mode):
+        if attr.generation or not stat.S_ISREG(attr.mode):
             self.journal.put(key, attr)
 
     def linked(self, parent: int, name: bytes, attr: Attr) -> None:

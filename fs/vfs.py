@@ -140,6 +140,7 @@ class Vfs:
         """chmod, chown, truncate, utimens; any of them together."""
         attr = self._attr_with_bytes(ino)
         if change.size is not None:
+            await self.catalog.overwriting(attr)
             attr = self._truncate(attr, change.size)
             if op.uid:
                 attr = self._without_privileges(attr)
@@ -214,7 +215,9 @@ class Vfs:
 
     async def mknod(self, parent: int, name: bytes, mode: int, rdev: int, op: Op) -> Attr:
         """A regular file, FIFO, socket or (inert) device node."""
-        return await self._make(parent, name, self._new(parent, mode, op, rdev), op)
+        new = self._new(parent, mode, op, rdev)
+        # nobody will close it, so its first generation is over already
+        return await self._make(parent, name, new._replace(generation=1), op)
 
     async def mkdir(self, parent: int, name: bytes, mode: int, op: Op) -> Attr:
         """A directory; sgid and group come from a parent that has sgid."""
@@ -276,7 +279,8 @@ class Vfs:
         self, parent: int, name: bytes, mode: int, flags: int, op: Op
     ) -> tuple[int, Attr]:
         """Make a regular file and open it: (file handle, attributes)."""
-        attr = await self.mknod(parent, name, stat.S_IFREG | stat.S_IMODE(mode), 0, op)
+        new = self._new(parent, stat.S_IFREG | stat.S_IMODE(mode), op)
+        attr = await self._make(parent, name, new, op)
         self.content.opened(attr.ino, flags)
         return self._handle(attr.ino, flags), self._current(attr)
 
@@ -285,6 +289,8 @@ class Vfs:
         attr = self._attr_with_bytes(ino)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
         drops = writable and self._privileged(attr, op)
+        if writable:
+            await self.catalog.overwriting(attr)
         self.content.opened(ino, flags, drop_privileges=drops)
         if flags & os.O_TRUNC and writable:
             await self._truncate_at_open(self._current(attr), op)
@@ -331,7 +337,8 @@ class Vfs:
         except FileNotFoundError:
             return
         changed = (attr.size, attr.mtime_ns) != (recorded.size, recorded.mtime_ns)
-        if not changed and not mapped and attr.blocks == recorded.blocks:
+        known = recorded.generation > 0  # a file that was only made has its first generation now
+        if known and not changed and not mapped and attr.blocks == recorded.blocks:
             return
         if changed and self.content.drops_privileges(ino):
             attr = self._without_privileges(attr)
