@@ -320,6 +320,8 @@ class EmbeddedCatalog:
         first, second = index.lookup(*one), index.lookup(*two)
         if first is None or second is None:
             raise not_found()
+        if first.ino == second.ino:
+            return
         for attr, place in ((first, two), (second, one)):
             if stat.S_ISDIR(attr.mode):
                 self._require_outside(place[0], attr.ino)
