@@ -60,6 +60,7 @@ CREATE TABLE journal(
 CREATE INDEX journal_key ON journal(key);
 CREATE INDEX journal_ino ON journal(ino);
 CREATE INDEX journal_tree ON journal(tree, seq);
+CREATE TABLE jump(tree TEXT NOT NULL, after_seq INTEGER NOT NULL, upto_seq INTEGER NOT NULL);
 CREATE TABLE upload(
   id INTEGER PRIMARY KEY, key TEXT NOT NULL, ino INTEGER NOT NULL, generation INTEGER NOT NULL,
   whole BLOB NOT NULL, part_bytes INTEGER NOT NULL, before TEXT NOT NULL, begun_ns INTEGER NOT NULL,

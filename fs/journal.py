@@ -9,6 +9,10 @@ What it keeps true:
 - Bytes that a row needs stay: an inode without links is kept as long as a row names it (`keeps`). A small file
   is not rewritten under its row (`overwriting`): a marker must not name what comes after it in the list.
 - A row whose effect may be visible already (`committing`) is never taken back; what undoes it comes behind it.
+- Something that was never uploaded is removed or renamed: the states in which it was there can no longer be
+  shown. From its position to the end of the list the rows lead to one later state (a jump, `settle_jumps`): what was
+  rewritten since appears only as it is last, and deletions wait for everything else. So no marker appears whose data
+  were taken back.
 
 The big exception, and why it is none: a large file that is rewritten in place keeps its first position with its last
 bytes. There is no memory for both, and a marker further down the list finds what it names.
@@ -254,20 +258,69 @@ class Journal:
             self._append(Kind.META, key, attr.ino, attr.generation)
 
     def removed(self, key: str) -> None:
-        """A name is gone."""
-        self._withdraw(key)
-        self._delete(key)
-
-    def _withdraw(self, key: str) -> Row | None:
-        """Take back what is not visible yet under a key; the first PUT or COPY of it."""
-        first = None
+        """A name is gone: what is not visible yet under it is taken back."""
         for row in self.at(key):
             if row.committing or row.kind == Kind.DELETE:
                 continue
-            if first is None and row.kind in (Kind.PUT, Kind.COPY):
-                first = row
             self._remove(row)
-        return first
+            if row.kind != Kind.META:
+                self._jump(row)
+        self._delete(key)
+
+    def _jump(self, gone: Row) -> None:
+        """What is behind a row that has left its position leads to the state at the end of the list."""
+        newest = self._db.execute(
+            "SELECT max(seq) FROM journal WHERE tree=? AND seq>?", (gone.tree, gone.seq)
+        ).fetchone()[0]
+        if newest is None:
+            return
+        widened = self._db.execute(
+            "UPDATE jump SET upto_seq=max(upto_seq,?) WHERE tree=? AND after_seq<=? AND upto_seq>=?",
+            (newest, gone.tree, gone.seq, gone.seq),
+        )
+        if widened.rowcount == 0:
+            self._db.execute("INSERT INTO jump VALUES(?,?,?)", (gone.tree, gone.seq, newest))
+
+    def settle_jumps(self, tree: str, rows: list[Row]) -> list[Row]:
+        """*rows* of a tree, in order, without those that a jump leaves out or makes wait."""
+        jumps = self._db.execute(
+            "SELECT after_seq,upto_seq FROM jump WHERE tree=?", (tree,)
+        ).fetchall()
+        if not jumps:
+            return rows
+        kept = []
+        for row in rows:
+            around = [jump for jump in jumps if jump[0] < row.seq <= jump[1]]
+            if not around or row.committing:
+                kept.append(row)
+            elif row.kind == Kind.DELETE:
+                if not any(self._has_others(tree, *jump) for jump in around):
+                    kept.append(row)
+            elif row.kind == Kind.PUT and self._is_superseded(row, max(jump[1] for jump in around)):
+                with self._index.transaction():
+                    self._remove(row)
+            else:
+                kept.append(row)
+        for after_seq, upto_seq in jumps:
+            if not self._db.execute(
+                "SELECT 1 FROM journal WHERE tree=? AND seq>? AND seq<=? LIMIT 1",
+                (tree, after_seq, upto_seq),
+            ).fetchone():
+                self._db.execute(
+                    "DELETE FROM jump WHERE tree=? AND after_seq=? AND upto_seq=?",
+                    (tree, after_seq, upto_seq),
+                )
+        return kept
+
+    def _has_others(self, tree: str, after_seq: int, upto_seq: int) -> bool:
+        query = "SELECT 1 FROM journal WHERE tree=? AND seq>? AND seq<=? AND kind!=? AND state=? LIMIT 1"
+        values = (tree, after_seq, upto_seq, Kind.DELETE, State.LIVE)
+        return self._db.execute(query, values).fetchone() is not None
+
+    def _is_superseded(self, row: Row, upto_seq: int) -> bool:
+        query = "SELECT 1 FROM journal WHERE key=? AND seq>? AND seq<=? AND kind IN (?,?) LIMIT 1"
+        values = (row.key, row.seq, upto_seq, Kind.PUT, Kind.COPY)
+        return self._db.execute(query, values).fetchone() is not None
 
     def _delete(self, key: str) -> None:
         rows = self.at(key)
@@ -326,6 +379,7 @@ class Journal:
                 self._remove(row)
                 if row.kind in (Kind.PUT, Kind.COPY):
                     moved = row
+                    self._jump(row)
             if moved is not None:
                 pending.append(moved)
             elif begun:

@@ -15,4 +15,11 @@ class Schedule:
 
     def ready(self, tree: str, limit: int) -> list[Row]:
         """Rows of a tree that may go, in order, at most *limit*."""
-        return self._store.journal.in_tree(tree, 0, limit)
+        journal = self._store.journal
+        after_seq = 0
+        while rows := journal.in_tree(tree, after_seq, limit):
+            ready = journal.settle_jumps(tree, rows)
+            if ready:
+                return ready
+            after_seq = rows[-1].seq
+        return []

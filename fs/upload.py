@@ -177,18 +177,27 @@ class Upload:
         )
         room = trio.Semaphore(self._store.caller.limiter.total_tokens.__ceil__())
 
+        given_up: list[Exception] = []
+
         async def send(number: int) -> None:
             offset = (number - 1) * part_bytes
             body = FileBody(fd, offset, min(part_bytes, self.size - offset))
-            etag = await self._send_part(upload_id, number, body, wanted[number - 1])
+            try:
+                etag = await self._send_part(upload_id, number, body, wanted[number - 1])
+            except (Stale, TierUploadMissing) as error:
+                given_up.append(error)
+                nursery.cancel_scope.cancel()
+                return
             sent[number] = etag
             self.sent_bytes += len(body)
             room.release()
 
-        async with trio.open_nursery(strict_exception_groups=False) as nursery:
+        async with trio.open_nursery() as nursery:
             for number in numbers:
                 await room.acquire()
                 nursery.start_soon(send, number)
+        if given_up:
+            raise given_up[0]
 
     async def _send_part(self, upload_id: str, number: int, body: FileBody, wanted: bytes) -> str:
         store, row = self._store, self.row

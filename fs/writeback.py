@@ -10,7 +10,6 @@ What it keeps true:
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,7 +25,6 @@ log = logging.getLogger("ckptfs.writeback")
 
 ROUND_S = 0.02  # changes that come together are looked at together
 LOOK_S = 1.0  # policy depends on the time
-JANITOR_S = 60.0
 
 
 class Progress(NamedTuple):
@@ -57,7 +55,6 @@ class Writeback:
         self._poked = trio.Event()
         self._round = trio.Event()
         self._progress = trio.Event()
-        self._sweep_wanted = True
         self._nursery: trio.Nursery | None = None
         self._journal.listeners.append(self.poke)
 
@@ -91,7 +88,6 @@ class Writeback:
             if now is None or now[:7] != upload.row[:7]:
                 upload.stop()
                 del self._uploads[seq]
-                self._sweep_wanted = True
 
     def _start_trees(self, nursery: trio.Nursery) -> None:
         new = [tree for tree in self._journal.trees() if tree not in self._trees]
@@ -187,13 +183,9 @@ class Writeback:
         return upload
 
     async def _sweeps(self) -> None:
-        last_s = 0.0
         while True:
-            if self._sweep_wanted or time.monotonic() - last_s > JANITOR_S:
-                self._sweep_wanted = False
-                last_s = time.monotonic()
-                in_use = {upload.entry_id for upload in self._uploads.values()}
-                await self._janitor.sweep(in_use)
+            in_use = {upload.entry_id for upload in self._uploads.values()}
+            await self._janitor.sweep(in_use)
             await trio.sleep(LOOK_S)
 
     # waiting

@@ -398,8 +398,10 @@ def _killed_run(directory: Path, tier: MemoryTier, kill_at: int) -> bool:
     count = itertools.count()
     dead = False
 
-    def point(_: str) -> None:
+    def point(name: str) -> None:
         nonlocal dead
+        if name.startswith("setattr"):
+            return  # truncated but not written down: the kernel sends that request again (test_crash.py)
         if dead or next(count) == kill_at:
             dead = True
             raise Killed
