@@ -83,6 +83,10 @@ class Content:
         """Every inode that somebody has open."""
         return set(self._opens)
 
+    def writing_inodes(self) -> list[int]:
+        """Every inode that somebody has open for writing."""
+        return [ino for ino, opens in self._opens.items() if opens.writers]
+
     def has_writers(self, ino: int) -> bool:
         """Whether anyone may be changing the bytes."""
         opens = self._opens.get(ino)

@@ -459,9 +459,24 @@ class Journal:
             "UPDATE journal SET state=? WHERE seq=?", [(state, row.seq) for row in rows]
         )
 
-    def force(self, prefix_or_key: str) -> int:
-        """Somebody asked for it: policy does not skip rows of this file or directory. How many there are."""
-        end = prefix_or_key + "0"
-        query = "UPDATE journal SET forced=1,state=? WHERE key=? OR (key>=? AND key<?)"
-        done = self._db.execute(query, (State.LIVE, prefix_or_key, prefix_or_key + "/", end))
-        return done.rowcount
+    def force(self, prefix: str) -> int:
+        """Somebody asked for it: policy does not hold rows at or below a key ("": all). How many there are."""
+        query = "UPDATE journal SET forced=1,state=?"
+        if not prefix:
+            return self._db.execute(query, (State.LIVE,)).rowcount
+        at, low, high = _range(prefix)
+        query += " WHERE key=? OR (key>=? AND key<?)"
+        return self._db.execute(query, (State.LIVE, at, low, high)).rowcount
+
+    def has_below(self, prefix: str) -> bool:
+        """Whether there is a row at or below a key ("": anywhere), skipped or not."""
+        query = "SELECT 1 FROM journal"
+        if not prefix:
+            return self._db.execute(query + " LIMIT 1").fetchone() is not None
+        query += " WHERE key=? OR (key>=? AND key<?) LIMIT 1"
+        return self._db.execute(query, _range(prefix)).fetchone() is not None
+
+
+def _range(prefix: str) -> tuple[str, str, str]:
+    at = prefix.rstrip("/")
+    return at, at + "/", at + "0"

@@ -23,3 +23,7 @@ class Schedule:
                 return ready
             after_seq = rows[-1].seq
         return []
+
+    def why_held(self, row: Row) -> str:
+        """Why policy does not let a row go now; "" when it does."""
+        return ""

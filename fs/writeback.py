@@ -195,6 +195,10 @@ class Writeback:
         while not condition():
             await self._progress.wait()
 
+    def is_uploading(self, row: Row) -> bool:
+        """Whether bytes of a row are on their way."""
+        return row.seq in self._uploads or bool(row.committing)
+
     def hurry(self) -> None:
         """Try again at once what waits for the tier."""
         self._store.caller.hurry()
