@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import json
 import logging
 import os
@@ -51,13 +52,18 @@ def _end_with(supervisor_pid: int) -> None:
 def _faults(directory: Path) -> Fault:
     """Faults for tests: the file "fault" names a point, at which this process is killed.
 
-    "POINT" once, "hang POINT" once (stops answering), "always POINT" each time.
+    "POINT" once, "hang POINT" once (stops answering), "always POINT" each time, "nth N PREFIX" once at the N-th
+    point (from 1) that begins with PREFIX.
     """
     order = directory / "fault"
+    passed = itertools.count(1)
 
     def fault(point: str) -> None:
         words = order.read_text().split() if order.exists() else []
-        if not words or words[-1] != point:
+        if len(words) == 3 and words[0] == "nth":
+            if not point.startswith(words[2]) or next(passed) != int(words[1]):
+                return
+        elif not words or words[-1] != point:
             return
         if words[0] != "always":
             order.unlink()
