@@ -1,8 +1,8 @@
 """The arena: one backing file per inode in ``data/<ino>``, on a private tmpfs (or a directory in RAM).
 
 What it keeps true:
-- A backing file exists from the moment its inode is committed until the last link and the last open
-  are gone; removing it gives the memory back at once.
+- The backing file of a resident file exists from the moment its inode is committed until the last link and
+  the last open are gone; removing it gives the memory back at once.
 - The budget is the tmpfs's own size, so that writes which never pass through us (kernel passthrough)
   are held to it too. What admission reserves for bytes still to come is subtracted from what statfs
   offers. On a directory that is no tmpfs of its own, mount.budget holds the size instead.
@@ -12,6 +12,7 @@ What it keeps true:
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from fs.types import BLOCK_BYTES, SpaceUse
 
 DATA = "data"
 CLOCK = "clock"
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Arena:
@@ -78,6 +82,13 @@ class Arena:
             os.unlink(str(ino), dir_fd=self._data_fd)
         except FileNotFoundError:
             return
+
+    def punch(self, fd: int, offset: int, length: int) -> None:
+        """Give back the memory of a range of an open backing file; it reads as zeros then."""
+        mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+        if _libc.fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(length)):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
 
     def inodes(self) -> list[int]:
         """Inode numbers that have a backing file."""

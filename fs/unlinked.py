@@ -6,6 +6,7 @@ What it keeps true:
   path twice, not three times, so a small file that is replaced over and over must not be gone each time.
 - Rows go later and in bulk, in one transaction for many; meanwhile an fstat of an O_PATH descriptor or of
   a removed working directory finds its attributes.
+- What is still to be uploaded (*keeps*) is not freed.
 - Whatever a dead worker left is found again; what a request has made or freed that was executed and not
   yet answered is kept for its answer.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from fs.catalog import Fault
 from fs.content import Content
@@ -31,17 +33,24 @@ LINGERING_BYTES = 64 << 10  # of one file; together too little to miss
 class Unlinked:
     """What is to be freed, of the files that *index* and *content* know."""
 
-    def __init__(self, index: Index, content: Content, fault: Fault) -> None:
+    def __init__(
+        self, index: Index, content: Content, fault: Fault, keeps: Callable[[int], bool]
+    ) -> None:
         self._index = index
         self._content = content
         self._arena = content.arena
         self._fault = fault
+        self._keeps = keeps
         self._rows: list[int] = []
         self._lingering: deque[int] = deque()
 
     def recover(self) -> None:
         """Free what nobody has open and no request is still to be told about."""
-        unlinked = set(self._index.unlinked_inodes()) - self._content.open_inodes()
+        unlinked = {
+            ino
+            for ino in set(self._index.unlinked_inodes()) - self._content.open_inodes()
+            if not self._keeps(ino)
+        }
         self._rows = sorted(unlinked & self._index.recent_inodes())
         self._purge(sorted(unlinked.difference(self._rows)))
 
@@ -51,6 +60,8 @@ class Unlinked:
 
     def add(self, ino: int) -> None:
         """Its last link and its last open are gone."""
+        if ino in self._rows:
+            return
         self._fault("free:before")
         self._let_go(ino)
         self._rows.append(ino)

@@ -3,8 +3,9 @@
 What it keeps true:
 - What the kernel decides itself (permission checks, locks, page cache, path walking) is left to it; what
   it leaves to the filesystem (sgid inheritance, clearing of suid on chown, times) is done as tmpfs does.
-- Every method runs to its end without suspending unless the catalog has to ask another node, so two
-  requests never see each other half done.
+- Every method runs to its end without suspending unless the catalog has to ask another node or the bytes
+  of a file have to be fetched, so two requests never see each other half done; what was looked at before
+  a wait is looked at again behind it.
 - Freeing is late and repeatable: an inode without links or opens goes at unlink or at the last release,
   and whatever a dead worker left is found again by recover().
 """
@@ -22,6 +23,7 @@ from fs.catalog import Catalog, Fault, no_fault
 from fs.content import Content, merged
 from fs.errors import FsError, not_found
 from fs.index import Index
+from fs.residency import Residency
 from fs.types import (
     FH_INO_MASK,
     FH_RESIDENT,
@@ -59,13 +61,19 @@ class Vfs:
     """The filesystem of one node. Errors are FsError with the errno of the system call."""
 
     def __init__(
-        self, index: Index, catalog: Catalog, content: Content, fault: Fault = no_fault
+        self,
+        index: Index,
+        catalog: Catalog,
+        content: Content,
+        fault: Fault = no_fault,
+        residency: Residency | None = None,
     ) -> None:
         self.index = index
         self.catalog = catalog
         self.content = content
         self.arena = content.arena
-        self._unlinked = Unlinked(index, content, fault)
+        self._residency = residency
+        self._unlinked = Unlinked(index, content, fault, self._keeps)
         self._scans: OrderedDict[tuple[int, int], tuple[int, list[DirEntry]]] = OrderedDict()
 
     # start
@@ -86,6 +94,8 @@ class Vfs:
         known = set()
         changed = []
         for attr in self.index.regular_files():
+            if not attr.resident:  # what there is of it is part of an old cache
+                continue
             known.add(attr.ino)
             try:
                 now = self.content.observe(attr)
@@ -123,7 +133,9 @@ class Vfs:
         return attr
 
     def _current(self, attr: Attr) -> Attr:
-        return self.content.observe(attr) if self.content.has_writers(attr.ino) else attr
+        if attr.resident and self.content.has_writers(attr.ino):
+            return self.content.observe(attr)
+        return attr
 
     def getattr(self, ino: int) -> Attr:
         """Attributes as they are now, also while a file is being written."""
@@ -140,6 +152,8 @@ class Vfs:
         """chmod, chown, truncate, utimens; any of them together."""
         attr = self._attr_with_bytes(ino)
         if change.size is not None:
+            if change.size and not attr.resident:
+                attr = await self._fetched(ino)
             await self.catalog.overwriting(attr)
             attr = self._truncate(attr, change.size)
             if op.uid:
@@ -160,8 +174,13 @@ class Vfs:
     def _truncate(self, attr: Attr, size: int) -> Attr:
         if not stat.S_ISREG(attr.mode):
             raise FsError(errno.EINVAL)
-        status = self.arena.truncate(attr.ino, size)
-        return merged(attr, status)._replace(generation=attr.generation + 1)
+        if attr.resident:
+            status = self.arena.truncate(attr.ino, size)
+        else:
+            assert size == 0  # else it has been fetched
+            self._forget_cached(attr.ino)
+            status = self.arena.create(attr.ino)
+        return merged(attr, status)._replace(generation=attr.generation + 1, resident=1)
 
     def _chown(self, attr: Attr, change: Change) -> Attr:
         uid = attr.uid if change.uid is None else change.uid
@@ -181,7 +200,7 @@ class Vfs:
     def _set_times(self, attr: Attr, change: Change) -> Attr:
         atime_ns = attr.atime_ns if change.atime_ns is None else change.atime_ns
         mtime_ns = attr.mtime_ns if change.mtime_ns is None else change.mtime_ns
-        if stat.S_ISREG(attr.mode):
+        if stat.S_ISREG(attr.mode) and attr.resident:
             self.arena.set_times(attr.ino, atime_ns, mtime_ns)
         return attr._replace(atime_ns=atime_ns, mtime_ns=mtime_ns)
 
@@ -265,9 +284,48 @@ class Vfs:
         self._dropped(replaced)
 
     def _dropped(self, attr: Attr | None) -> None:
-        if attr is None or attr.nlink or self.content.is_open(attr.ino):
+        if attr is None or attr.nlink:
             return
-        self._unlinked.add(attr.ino)
+        if not self.content.is_open(attr.ino):
+            self._free(attr.ino)
+        elif self._residency is not None and not attr.resident:
+            self._residency.unlinked(attr.ino)
+
+    def _keeps(self, ino: int) -> bool:
+        return self._residency is not None and self._residency.keeps(ino)
+
+    def _free(self, ino: int) -> None:
+        """Its last link and its last open are gone."""
+        if self._keeps(ino):
+            return  # until `unpinned`
+        if self._residency is not None:
+            self._residency.drop(ino)
+        self._unlinked.add(ino)
+
+    def unpinned(self, ino: int) -> None:
+        """Nothing has to be uploaded of it any more: free it if it has neither links nor opens."""
+        attr = self.index.attr(ino)
+        if attr is not None and not attr.nlink and not self.content.is_open(ino):
+            self._free(ino)
+
+    def _forget_cached(self, ino: int) -> None:
+        if self._residency is not None:
+            self._residency.drop(ino)
+        self.arena.remove(ino)  # what a worker that is gone has left
+
+    async def _fetched(self, ino: int) -> Attr:
+        """Return when all its bytes are in the arena. Raises FsError EIO, ENOSPC, ESTALE."""
+        if self._residency is None:
+            raise FsError(
+                errno.EIO, f"the bytes of inode {ino} are in a durable tier: none is given"
+            )
+        self.content.opened(ino, os.O_RDONLY)  # so that it stays
+        try:
+            await self._residency.ensure_resident(ino)
+        finally:
+            if self.content.released(ino):
+                self._closed(ino)
+        return self._attr_with_bytes(ino)
 
     def sweep(self) -> None:
         """Forget the rows of inodes that are gone, and their last bytes."""
@@ -285,9 +343,15 @@ class Vfs:
         return self._handle(attr.ino, flags), self._current(attr)
 
     async def open(self, ino: int, flags: int, op: Op) -> int:
-        """Open a regular file: its handle."""
+        """Open a regular file: its handle. One that is not resident is only fetched at once to be written."""
         attr = self._attr_with_bytes(ino)
         writable = flags & os.O_ACCMODE != os.O_RDONLY
+        if not attr.resident:
+            if not writable and attr.size:
+                self.content.opened(ino, flags)
+                return ino
+            if not flags & os.O_TRUNC:
+                attr = await self._fetched(ino)
         drops = writable and self._privileged(attr, op)
         if writable:
             await self.catalog.overwriting(attr)
@@ -324,9 +388,16 @@ class Vfs:
         if fh & FH_WRITABLE:
             await self._end_generation(ino, mapped=self.content.may_be_mapped(ino))
         if self.content.released(fh):
-            attr = self.index.attr(ino)
-            if attr is not None and attr.nlink == 0:
-                self._unlinked.add(ino)
+            self._closed(ino)
+
+    def _closed(self, ino: int) -> None:
+        attr = self.index.attr(ino)
+        if attr is None:
+            return
+        if attr.nlink == 0:
+            self._free(ino)
+        elif not attr.resident and self._residency is not None:
+            self._residency.released(ino)
 
     async def _end_generation(self, ino: int, *, mapped: bool) -> None:
         recorded = self.index.attr(ino)
@@ -359,7 +430,7 @@ class Vfs:
             rows = self.catalog.scan(ino, after_cookie, SCAN_ROWS)
         writing = self.content.has_writers
         return [
-            row._replace(attr=self.content.observe(row.attr)) if writing(row.attr.ino) else row
+            row._replace(attr=self._current(row.attr)) if writing(row.attr.ino) else row
             for row in rows
         ]
 
