@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("mount", "replicator", "fs")
 PYFUSE3_USERS = {"fs/fuse_ops.py", "mount/daemon.py", "mount/baseline_fs.py"}
 PURE = ("fs/relay.py",)
-BOTO3_USERS = {"fs/tiers/s3.py"}
+BOTO3_USERS = {"fs/tiers/s3client.py"}
 IMPURE_MODULES = {
     "os",
     "io",

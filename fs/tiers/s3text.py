@@ -1,0 +1,34 @@
+"""Small texts of S3's protocol. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+# What XML 1.0 cannot hold: control characters but \t \n \r, and U+FFFE, U+FFFF; as they are or as references.
+_NOT_XML = re.compile(
+    rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]"
+    rb"|&#(?:x0*(?:[0-8bcef]|1[0-9a-f]|fff[ef])|0*(?:[0-8]|1[124-9]|2[0-9]|3[01]|6553[45]));",
+    re.IGNORECASE,
+)
+
+
+def etag_text(etag: str) -> str:
+    """An ETag without quotes and without the mark of a weak one."""
+    return etag.removeprefix("W/").strip('"')
+
+
+def content_range(header: str | None, content_length: int | None) -> tuple[int, int]:
+    """(first byte, how many) that an answer carries. Without the header it is the whole object."""
+    match = _RANGE.fullmatch(header.strip()) if header else None
+    if match is None:
+        return 0, -1 if content_length is None else content_length
+    first, last = int(match[1]), int(match[2])
+    length = last - first + 1
+    # the two must agree
+    return first, length if content_length in (None, length) else -1
+
+
+def clean_xml(body: bytes) -> bytes:
+    """*body* with "?" for what makes XML unreadable."""
+    return _NOT_XML.sub(b"?", body)
