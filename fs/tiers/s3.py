@@ -14,11 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
 from typing import Any
-from urllib.parse import unquote_plus
 
 from fs.tiers.options import S3Options
-from fs.tiers.s3client import S3Client
-from fs.tiers.s3text import content_range, etag_text
+from fs.tiers.s3client import CLEANED, S3Client
+from fs.tiers.s3text import content_range, etag_text, key_decoder
 from fs.tiers.sending import Sending
 from fs.tiers.tier import (
     Body,
@@ -32,6 +31,7 @@ from fs.tiers.tier import (
     TierError,
     TierObjectChanged,
     TierObjectMissing,
+    TierRefused,
     TierUploadMissing,
     UploadedPart,
 )
@@ -48,6 +48,8 @@ LIMITS = Limits(
 )
 COPY_PART_BYTES = 512 << 20
 COPY_THREADS = 8
+LAST_CHARACTER = "\U0010ffff"  # no key below a prefix is greater than the prefix and this
+AFTER = "\0after:"  # begins a token of our own: the key to go on behind
 _NS = 1_000_000_000
 
 
@@ -98,7 +100,7 @@ class S3Tier:
             Metadata=dict(meta),
             **self._extra,
         )
-        return etag_text(answer["ETag"])
+        return self._etag(key, answer)
 
     def head(self, key: str) -> ObjectInfo:
         """What is known of an object. Raises TierObjectMissing."""
@@ -154,6 +156,12 @@ class S3Tier:
                 )
             self._client.receive(key, answer["Body"], view)
 
+    def _etag(self, key: str, answer: Any) -> str:
+        etag = etag_text(answer.get("ETag", ""))
+        if not etag:
+            raise TierError(f"{self.url(key)}: the store's answer names no ETag")
+        return etag
+
     def _info(self, key: str, answer: Any) -> ObjectInfo:
         return ObjectInfo(
             key=key,
@@ -175,11 +183,13 @@ class S3Tier:
             Metadata=dict(meta),
             **self._extra,
         )
+        if not answer.get("UploadId"):
+            raise TierError(f"{self.url(key)}: the store's answer names no UploadId")
         return str(answer["UploadId"])
 
     def put_part(self, key: str, upload_id: str, number: int, body: Body | bytes) -> str:
         """Send part *number*: its ETag."""
-        answer = self._client.call(
+        answer = self._upload_call(
             f"sending part {number} of",
             "upload_part",
             key,
@@ -188,33 +198,48 @@ class S3Tier:
             PartNumber=number,
             Body=_sent(body),
         )
-        return etag_text(answer["ETag"])
+        return self._etag(key, answer)
 
     def complete(self, key: str, upload_id: str, parts: list[tuple[int, str]]) -> str:
         """Make the object visible: its ETag."""
-        answer = self._client.call(
-            "completing the upload of",
-            "complete_multipart_upload",
-            key,
-            Key=self._prefix + key,
-            UploadId=upload_id,
-            MultipartUpload={
-                "Parts": [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in parts]
-            },
-        )
-        return etag_text(answer["ETag"])
+        try:
+            answer = self._upload_call(
+                "completing the upload of",
+                "complete_multipart_upload",
+                key,
+                Key=self._prefix + key,
+                UploadId=upload_id,
+                MultipartUpload={
+                    "Parts": [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in parts]
+                },
+            )
+        except TierRefused:
+            raise
+        except TierError as error:
+            if type(error) is TierError:
+                # Ceph answers 500 for ever when the upload is gone: for example completed, and the answer was lost
+                self.parts(key, upload_id)
+            raise
+        # Ceph 16 leaves the ETag empty
+        return etag_text(answer.get("ETag", "")) or self.head(key).etag
+
+    def _upload_call(self, what: str, operation: str, key: str, **parameters: Any) -> Any:
+        try:
+            return self._client.call(what, operation, key, **parameters)
+        except TierObjectMissing as error:  # Ceph says NoSuchKey where S3 says NoSuchUpload
+            raise TierUploadMissing(str(error)) from error
 
     def abort(self, key: str, upload_id: str) -> None:
         """Give up a multipart upload. One that is gone is no error."""
         try:
-            self._client.call(
+            self._upload_call(
                 "aborting the upload of",
                 "abort_multipart_upload",
                 key,
                 Key=self._prefix + key,
                 UploadId=upload_id,
             )
-        except (TierUploadMissing, TierObjectMissing):
+        except TierUploadMissing:
             return
 
     def uploads(self, prefix: str = "") -> Iterator[PendingUpload]:
@@ -231,12 +256,10 @@ class S3Tier:
                 EncodingType="url",
                 **marker,
             )
-            decoded = unquote_plus if answer.get("EncodingType") == "url" else str
-            found = [
-                (decoded(upload["Key"]), upload)
-                for upload in answer.get("Uploads", ())
-                if upload.get("Key") and upload.get("UploadId")
-            ]
+            listed = [u for u in answer.get("Uploads", ()) if u.get("Key") and u.get("UploadId")]
+            declared = answer.get("EncodingType") == "url"
+            decoded = key_decoder(declared, [upload["Key"] for upload in listed])
+            found = [(decoded(upload["Key"]), upload) for upload in listed]
             for key, upload in found:
                 if self._is_below(key) and key.startswith(self._prefix + prefix):
                     yield PendingUpload(
@@ -257,7 +280,7 @@ class S3Tier:
         found: dict[int, UploadedPart] = {}
         marker = 0
         while True:
-            answer = self._client.call(
+            answer = self._upload_call(
                 "listing the parts of",
                 "list_parts",
                 key,
@@ -268,9 +291,10 @@ class S3Tier:
             )
             numbers = [marker]
             for part in answer.get("Parts", ()):
-                number = part["PartNumber"]
-                numbers.append(number)
-                found[number] = UploadedPart(number, part["Size"], etag_text(part["ETag"]))
+                if part.keys() >= {"PartNumber", "Size", "ETag"}:
+                    number = part["PartNumber"]
+                    numbers.append(number)
+                    found[number] = UploadedPart(number, part["Size"], etag_text(part["ETag"]))
             if not answer.get("IsTruncated") or max(numbers) == marker:
                 return [found[number] for number in sorted(found)]
             marker = max(numbers)
@@ -297,15 +321,10 @@ class S3Tier:
             Metadata=dict(meta),
             **self._extra,
         )
-        return self._copied(key, answer.get("CopyObjectResult"))
+        return self._etag(key, answer.get("CopyObjectResult", {}))
 
     def _source(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + key}
-
-    def _copied(self, key: str, result: Any) -> str:
-        if not result or not result.get("ETag"):
-            raise TierError(f"copying to {self.url(key)}: the store's answer names no ETag")
-        return etag_text(result["ETag"])
 
     def _copy_in_parts(self, info: ObjectInfo, key: str, meta: Meta) -> str:
         part_bytes = max(self.copy_part_bytes, -(-info.size // self.limits.max_parts))
@@ -313,7 +332,7 @@ class S3Tier:
 
         def copy_part(number: int) -> tuple[int, str]:
             first = (number - 1) * part_bytes
-            answer = self._client.call(
+            answer = self._upload_call(
                 f"copying part {number} of {info.key} to",
                 "upload_part_copy",
                 key,
@@ -324,7 +343,7 @@ class S3Tier:
                 CopySourceIfMatch=f'"{info.etag}"',
                 CopySourceRange=f"bytes={first}-{min(first + part_bytes, info.size) - 1}",
             )
-            return number, self._copied(key, answer.get("CopyPartResult"))
+            return number, self._etag(key, answer.get("CopyPartResult", {}))
 
         numbers = range(1, -(-info.size // part_bytes) + 1)
         pool = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="ckptfs-copy")
@@ -345,7 +364,9 @@ class S3Tier:
     def list(self, prefix: str, *, deep: bool = False, token: str | None = None) -> Page:
         """One page of the objects whose keys begin with *prefix*."""
         parameters: dict[str, Any] = {} if deep else {"Delimiter": "/"}
-        if token is not None:
+        if token is not None and token.startswith(AFTER):
+            parameters["StartAfter"] = token.removeprefix(AFTER)
+        elif token is not None:
             parameters["ContinuationToken"] = token
         answer = self._client.call(
             "listing",
@@ -370,12 +391,22 @@ class S3Tier:
             for found in answer.get("CommonPrefixes", ())
             if self._is_below(found.get("Prefix"))
         ]
-        following = answer.get("NextContinuationToken") if answer.get("IsTruncated") else None
-        if answer.get("IsTruncated") and following in (None, "", token):
+        if not answer.get("IsTruncated"):
+            return Page(objects, prefixes, None)
+        return Page(objects, prefixes, self._next_token(answer, prefix, token))
+
+    def _next_token(self, answer: Any, prefix: str, token: str | None) -> str:
+        following = answer.get("NextContinuationToken")
+        if answer.get(CLEANED):
+            # Ceph's token is the last key, and came in characters that XML cannot hold
+            last = [found["Key"] for found in answer.get("Contents", ())]
+            last += [found["Prefix"] + LAST_CHARACTER for found in answer.get("CommonPrefixes", ())]
+            following = AFTER + max(last) if last else None
+        if following in (None, "", token):
             raise TierError(
                 f"listing {self.url(prefix)}: the store says there is more, but not where"
             )
-        return Page(objects, prefixes, following)
+        return str(following)
 
     def _is_below(self, key: str | None) -> bool:
         return key is not None and key.startswith(self._prefix) and len(key) > len(self._prefix)

@@ -32,6 +32,7 @@ from fs.tiers.tier import TierBadBytes, TierError, TierRefused
 log = logging.getLogger("ckptfs.tier")
 
 RECEIVE_BYTES = 1 << 20
+CLEANED = "CkptfsCleaned"  # set in an answer that held what XML cannot
 # Looking for credentials may run a program or ask the instance's metadata: not for each of many failing calls.
 RENEW_EVERY_S = 2.0
 
@@ -60,7 +61,13 @@ _FAILURES = (
     HTTPException,
     OSError,
     ValueError,
+    # botocore on answers that it did not expect
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
 )
+_NOT_UNDERSTOOD = (KeyError, TypeError, AttributeError, IndexError)
 
 
 class _StoresTimeAuth(botocore.auth.S3SigV4Auth):  # type: ignore[misc]
@@ -159,6 +166,8 @@ class S3Client:
                 f"{what} {url}: {error}; give credentials where boto3 looks for them: environment,"
                 " ~/.aws/credentials (profile), or the instance's role"
             )
+        if isinstance(error, _NOT_UNDERSTOOD):
+            return TierError(f"{what} {url}: the store's answer was not understood: {error!r}")
         if isinstance(error, _MAY_PASS):
             return TierError(f"{what} {url}: {error}")
         return TierRefused(f"{what} {url}: {error}")
@@ -214,7 +223,8 @@ class S3Client:
         except (boto_errors.BotoCoreError, ValueError, OSError) as error:
             raise TierRefused(f"boto3 cannot be set up for {self._url}: {error}") from error
         client.meta.events.register_first("choose-signer.s3", self._choose_signer)
-        client.meta.events.register_first("before-parse.s3", _clean_answer)
+        # by this name, since botocore calls those with a "*" first, and its own reader of XML is "before-parse.s3.*"
+        client.meta.events.register("before-parse.*.*", _clean_answer)
         self._made_s = time.monotonic()
         return client
 
@@ -225,14 +235,17 @@ class S3Client:
         return "ckptfs-s3v4"
 
 
-def _clean_answer(operation_model: Any, response_dict: Any, **_: Any) -> None:
-    # Listings ask for keys to be encoded. Other answers repeat the key as it is, which nobody reads, and some
-    # characters of it would make them unreadable as XML.
-    if not operation_model.name.startswith("List") and isinstance(response_dict["body"], bytes):
-        response_dict["body"] = clean_xml(response_dict["body"])
+def _clean_answer(response_dict: Any, customized_response_dict: Any, **_: Any) -> None:
+    # Answers repeat keys as they are, and some characters of them make them unreadable as XML. Listings encode the
+    # keys that matter; what else they repeat is not to be used then.
+    body = response_dict["body"]
+    cleaned = clean_xml(body) if isinstance(body, bytes) else body
+    if cleaned != body:
+        response_dict["body"] = cleaned
+        customized_response_dict[CLEANED] = True
 
 
 def _answer(error: Any) -> Answer:
     said = error.response.get("Error", {})
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return Answer(int(status), str(said.get("Code", "")), str(said.get("Message", "")))
+    return Answer(int(status), str(said.get("Code") or ""), str(said.get("Message") or ""))
