@@ -7,7 +7,7 @@ What it keeps true:
 - A change of the opens and the reply that tells the kernel are one: both are written down before either is
   done (a redo log of one entry), and the next worker does both again. Twice is the same as once.
 - A backing id is in its slot as long as it is registered.
-- The device is read into ``request``. While its number differs from the one answered last, it is owed:
+- The device is read into ``request``. Unless its number is the one answered last, it is owed:
   ``unfinished`` finds it, wherever between reading and answering the worker was killed, and counts how many
   workers it has cost.
 """
@@ -81,8 +81,17 @@ class OpenTable:
     # the request in hand
 
     def done(self, unique: int) -> None:
-        """A request is answered."""
-        _U64.pack_into(self._session, ANSWERED_OFFSET, unique)
+        """A request is answered; one that had waited may be another than the one read last."""
+        if unique == self.last_read():
+            _U64.pack_into(self._session, ANSWERED_OFFSET, unique)
+
+    def last_read(self) -> int:
+        """The number of the request that was read last."""
+        return int(_U64.unpack_from(self._session, REQUEST_OFFSET + 8)[0])
+
+    def is_in_hand(self) -> bool:
+        """Whether the request that was read last is not answered yet."""
+        return request_in_hand(self._session) != 0
 
     def unfinished(self) -> int:
         """The request that the last worker died with, 0 for none; counts the death against it."""

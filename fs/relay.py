@@ -21,7 +21,7 @@ FORGET, MKDIR = 2, 9
 OPEN, READ, WRITE, RELEASE = 14, 15, 16, 18
 INIT, READDIR, CREATE, INTERRUPT = 26, 28, 35, 36
 BATCH_FORGET, FALLOCATE, READDIRPLUS, LSEEK, COPY_FILE_RANGE, TMPFILE = 42, 43, 44, 46, 47, 51
-# what the vfs has no use for: it counts no lookups, and its handlers do not wait
+# what the vfs has no use for: it counts no lookups, and a signal does not end what it began
 IGNORED = frozenset({FORGET, BATCH_FORGET, INTERRUPT})
 LOCAL = frozenset({READ, WRITE, FALLOCATE, LSEEK, COPY_FILE_RANGE})
 
@@ -107,12 +107,15 @@ def parse_open_reply(opcode: int, reply: Buffer) -> OpenReply:
     return OpenReply(offset, fh, open_flags)
 
 
-def patch_open_reply(reply: Buffer, parsed: OpenReply, access: int, backing_id: int) -> None:
+def patch_open_reply(
+    reply: Buffer, parsed: OpenReply, access: int, backing_id: int, *, keep_cache: bool = True
+) -> None:
     """Set the open's mode.
 
     With a backing id: passthrough. Without: a write-only open goes straight to us (one copy less, and
-    nothing can be mapped through it), any other through the page cache, so that mmap works. close() of
-    a read-only open has nothing to publish.
+    nothing can be mapped through it), any other through the page cache, so that mmap works. *keep_cache*:
+    pages of earlier opens are still right, because nothing is ever written past the kernel's page cache.
+    close() of a read-only open has nothing to publish.
     """
     flags = parsed.open_flags & ~(FOPEN_KEEP_CACHE | FOPEN_NONSEEKABLE)
     if access == 0:
@@ -121,7 +124,7 @@ def patch_open_reply(reply: Buffer, parsed: OpenReply, access: int, backing_id: 
         flags |= FOPEN_PASSTHROUGH
     elif access == _O_WRONLY:
         flags |= FOPEN_DIRECT_IO
-    else:
+    elif keep_cache:
         flags |= FOPEN_KEEP_CACHE
     _OPEN_OUT.pack_into(reply, parsed.offset, parsed.fh, flags, backing_id)
 
@@ -134,6 +137,11 @@ def open_access(request: Buffer) -> int:
 def fh_of(request: Buffer) -> int:
     """The handle in a RELEASE, READ, WRITE, FALLOCATE or LSEEK request."""
     return int(struct.unpack_from("<Q", request, REQUEST_HEADER_BYTES)[0])
+
+
+def pid_of(request: Buffer) -> int:
+    """The thread that asks (0: unknown), until `number_request` has its field."""
+    return int(struct.unpack_from("<I", request, PID_OFFSET)[0])
 
 
 def number_request(request: Buffer, unique: int) -> None:

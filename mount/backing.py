@@ -4,6 +4,8 @@ What it keeps true:
 - One backing id (passthrough) or one descriptor (plain) per inode while it has opens, however many: the
   kernel refuses a second id for an inode that is open. Both go with the last release; one left over would
   pin the file's memory. Ids belong to the connection, so they outlive the worker that registered them.
+- Without an id are: every file in the plain lane, and in the other one those that are not resident or
+  whose writers may have to be held back, until their last open is gone.
 - FALLOCATE, LSEEK and COPY_FILE_RANGE, which libfuse has no handlers for, act on the backing file as the
   system calls do. Those that may take long run in a thread, so that nothing else waits for them.
 """
@@ -79,12 +81,18 @@ class Backings:
         with contextlib.suppress(FileNotFoundError):
             fcntl.ioctl(self._device_fd, _BACKING_CLOSE, struct.pack("<I", backing_id))
 
-    def id_for(self, ino: int) -> int:
-        """The backing id under which an open of *ino* is granted; 0 in the plain lane. Raises OSError."""
+    def id_for(self, fh: int, *, may_pass: bool) -> int:
+        """The backing id under which an open is granted; 0: the kernel does not move the bytes.
+
+        All opens of an inode at a time have the same. Raises OSError.
+        """
+        ino = fh & FH_INO_MASK
         backing_id = self._table.backing_id(ino)
         if backing_id is not None:
             return backing_id
-        if not self.passthrough:
+        if not fh & FH_RESIDENT:
+            return 0
+        if not self.passthrough or not may_pass:
             self._kept_fd(ino)
             return 0
         fd = self._open_file(ino)

@@ -34,7 +34,8 @@ from fs.vfs import Vfs
 from mount.backing import Backings
 from mount.budget import Budget
 from mount.control import Control
-from mount.session import Session, TrioForPyfuse3
+from mount.session import Session
+from mount.turns import TrioForPyfuse3
 
 log = logging.getLogger("ckptfs.worker")
 

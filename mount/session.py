@@ -6,7 +6,8 @@ libfuse has written are passed on to the device, and the next request is read fr
 (fs.relay) and put into the socket. libfuse sees an ordinary device; no other process is woken for a request.
 
 What it keeps true:
-- One request at a time lies in the socket; it is read at once by the task that put it there.
+- One request at a time lies in the socket; it is read at once by the task that put it there. What waits
+  (for bytes to be fetched, for another node) lies nowhere in its way.
 - Other tasks (pings, control) get their turn however many requests come without a pause.
 - What a dead worker left unanswered is executed, marked as sent again; one that has cost several workers is
   answered EIO. A reply and the change of the open table that belongs to it are one (fs.opentable).
@@ -19,14 +20,18 @@ import logging
 import os
 import select
 import time
+from collections import deque
 from collections.abc import Callable
 
 import trio
 
 from fs import relay
 from fs.opentable import OpenTable
+from fs.residency import Elsewhere
+from fs.suspended import Suspended
 from fs.types import FH_INO_MASK
 from mount.backing import Backings
+from mount.waiting import DYING_LOOK_S, Waiting, is_dying
 from mount.workers import seqpacket_pair
 
 log = logging.getLogger("ckptfs.session")
@@ -37,20 +42,23 @@ LINGER_MS = 1
 
 
 class _Owed:
-    __slots__ = ("access", "fh", "opcode")
+    __slots__ = ("access", "fh", "opcode", "pid", "seen")
 
-    def __init__(self, opcode: int, access: int, fh: int) -> None:
+    def __init__(self, opcode: int, access: int, fh: int, pid: int) -> None:
         self.opcode = opcode
         self.access = access
         self.fh = fh
+        self.pid = pid
+        self.seen = False
 
 
 class Session:
     """One FUSE connection, as one worker serves it.
 
     *passthrough*: whether to agree to it. *resend*: whether the kernel may be asked to send again (if it
-    offers that); without, the one request in hand is executed from where it lies. *open_refused* is told
-    the handle of an open that the vfs granted and that did not reach the application.
+    offers that); without, what is unanswered is executed from where it lies. *open_refused* is told
+    the handle of an open that the vfs granted and that did not reach the application. *elsewhere*: reads
+    of files that are not resident. *may_pass*: whether the kernel may move the bytes of an open handle.
     """
 
     def __init__(
@@ -62,6 +70,9 @@ class Session:
         passthrough: bool,
         resend: bool,
         open_refused: Callable[[int], object],
+        suspended: Suspended | None = None,
+        elsewhere: Elsewhere | None = None,
+        may_pass: Callable[[int], bool] = lambda fh: True,
     ) -> None:
         self.ours, self.theirs = seqpacket_pair()
         self.serving = trio.Event()
@@ -81,6 +92,11 @@ class Session:
         self._poll = select.poll()
         self._poll.register(device_fd, select.POLLIN)
         self._reply_buffer = bytearray(relay.READ_BUFFER_BYTES)
+        self._may_pass = may_pass
+        self._suspended = suspended
+        self._again: deque[bytes] = deque()  # what the last worker left, to be executed again
+        self._abandoned: dict[int, _Owed] = {}  # answered in libfuse's place
+        self.waiting = Waiting(backings, elsewhere, self._reply_buffer, self._answered)
 
     # start
 
@@ -95,6 +111,7 @@ class Session:
         if table.redo_reply:
             answered = relay.REPLY_HEADER.unpack_from(table.redo_reply)[2]
             self._backings.send(table.redo_reply)
+            self._answered(answered)
             table.settled()
         self._backings.adopt(last_id)
         unfinished = table.unfinished()
@@ -133,7 +150,7 @@ class Session:
         """Return when a request for libfuse lies in its socket. Raises ClosedResourceError at unmount."""
         while True:
             self.pass_replies()
-            if self._staged or self._lingering_request():
+            if self._staged or self._left_request() or self._lingering_request():
                 self._staged = False
                 if time.monotonic() - self._turn_began_s > TURN_S:
                     await trio.lowlevel.cancel_shielded_checkpoint()
@@ -149,7 +166,7 @@ class Session:
         Whoever has just been answered often asks again at once. Waiting for that in poll(2) costs a
         fraction of a turn through the event loop, and the loop is kept for no longer than LINGER_MS.
         """
-        if not self._lingers or self._owed:  # what is owed waits for something in the loop
+        if not self._lingers or self._owed or self.waiting:  # that waits for something in the loop
             return False
         while self._poll.poll(LINGER_MS):
             if self._next_request():
@@ -161,16 +178,32 @@ class Session:
 
     async def pass_late_replies(self) -> None:
         """Pass on what is written while nobody waits for a request (notifications, late answers)."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.waiting.run)
+            nursery.start_soon(self._watch_owed)
+            while True:
+                await trio.lowlevel.wait_readable(self.ours)
+                while self._pass_one():
+                    pass
+
+    async def _watch_owed(self) -> None:
+        """A process that was sent SIGKILL does not end before its requests are answered."""
         while True:
-            await trio.lowlevel.wait_readable(self.ours)
-            while self._pass_one():
-                pass
+            await trio.sleep(DYING_LOOK_S)
+            for unique, owed in list(self._owed.items()):
+                if owed.seen and owed.opcode != relay.RELEASE and is_dying(owed.pid):
+                    self._abandoned[unique] = self._owed.pop(unique)
+                    self._backings.send(relay.error_reply(unique, errno.EINTR))
+                    self._answered(unique)
+                owed.seen = True
 
     # requests
 
     def _next_request(self) -> bool:
         """Read requests until one is for libfuse; False when there are no more for now."""
         for _ in range(64):
+            if not self._offer.resend and self._table.is_in_hand():
+                self._keep_in_hand()
             try:
                 size = os.readv(self._device_fd, [self._table.request])
             except BlockingIOError:
@@ -185,6 +218,28 @@ class Session:
                 return True
         return False  # bytes were moved for long enough: the wait lets others have their turn
 
+    def _keep_in_hand(self) -> None:
+        """The request read last waits, and its place is needed for the next one."""
+        if self._suspended is None:
+            return
+        size = relay.REQUEST_HEADER.unpack_from(self._table.request)[0]
+        if not self._suspended.keep(self._table.request[:size]):
+            log.error("no room to keep a request that waits: it hangs if this worker dies")
+
+    def _left_request(self) -> bool:
+        """Execute what the last worker left unanswered and the kernel cannot send again."""
+        while self._again:
+            message = self._again.popleft()
+            self._table.request[: len(message)] = message
+            if self._request(len(message), resent=True):
+                return True
+        return False
+
+    def _answered(self, unique: int) -> None:
+        if self._suspended is not None:
+            self._suspended.answered(unique)
+        self._table.done(unique)
+
     def _request(self, size: int, *, resent: bool = False) -> bool:
         """Answer the request in the table, or give it to libfuse (True)."""
         request = self._table.request[:size]
@@ -195,11 +250,10 @@ class Session:
         if self._is_poisonous(unique):
             log.error("request %d (opcode %d) has cost %d workers: EIO", unique, opcode, MAX_DEATHS)
             self._backings.send(relay.error_reply(unique, errno.EIO))
-            self._table.done(unique)
+            self._answered(unique)
             return False
-        if opcode in relay.LOCAL and self._backings.serves(request):
-            self._backings.serve(opcode, unique, request, self._reply_buffer)
-            self._table.done(unique)
+        if opcode in relay.LOCAL:
+            self._serve(opcode, unique, request)
             return False
         access, fh = 0, 0
         if opcode == relay.INIT:
@@ -211,12 +265,24 @@ class Session:
             relay.bound_readdir(request)
         elif opcode in (relay.OPEN, relay.CREATE, relay.TMPFILE):
             access = relay.open_access(request)
+        pid = relay.pid_of(request)
         relay.number_request(request, unique | relay.RESENT_UNIQUE if resent else unique)
         if opcode == relay.TMPFILE:
             opcode, request = relay.CREATE, memoryview(relay.tmpfile_as_create(request))
-        self._owed[unique] = _Owed(opcode, access, fh)
+        self._owed[unique] = _Owed(opcode, access, fh, pid)
         self._stage(request)
         return True
+
+    def _serve(self, opcode: int, unique: int, request: memoryview) -> None:
+        """Answer a request for bytes, now or when they are there."""
+        if self._backings.serves(request):
+            self._backings.serve(opcode, unique, request, self._reply_buffer)
+        elif not self.waiting.serve(opcode, unique, request):
+            if not self._offer.resend:
+                self._keep_in_hand()
+            self._table.done(unique)
+            return
+        self._answered(unique)
 
     def _is_poisonous(self, unique: int) -> bool:
         if not self._in_hand:
@@ -250,6 +316,9 @@ class Session:
             return
         owed = self._owed.pop(unique, None) if unique else None
         if owed is None:
+            if unique in self._abandoned:
+                self._discard(self._abandoned.pop(unique), reply)
+                return
             self._backings.send(reply)
         elif owed.opcode in (relay.OPEN, relay.CREATE) and not error:
             self._grant(owed, unique, reply)
@@ -263,32 +332,41 @@ class Session:
             self.serving.set()
         else:
             self._backings.send(reply)
-        self._table.done(unique)
+        self._answered(unique)
+
+    def _discard(self, owed: _Owed, reply: memoryview) -> None:
+        """Nobody waits for this any more."""
+        if (
+            owed.opcode in (relay.OPEN, relay.CREATE)
+            and not relay.REPLY_HEADER.unpack_from(reply)[1]
+        ):
+            self._open_refused(relay.parse_open_reply(owed.opcode, reply).fh)
 
     def _grant(self, owed: _Owed, unique: int, reply: memoryview) -> None:
         parsed = relay.parse_open_reply(owed.opcode, reply)
         try:
-            backing_id = self._backings.id_for(parsed.fh & FH_INO_MASK)
+            backing_id = self._backings.id_for(parsed.fh, may_pass=self._may_pass(parsed.fh))
         except OSError as error:
             log.error("backing file of inode %d: %s", parsed.fh & FH_INO_MASK, error)
             self._open_refused(parsed.fh)
             self._backings.send(relay.error_reply(unique, errno.EIO))
             return
-        relay.patch_open_reply(reply, parsed, owed.access, backing_id)
+        # where the kernel passes some files' bytes on, it does not see what changes behind its pages
+        keep_cache = not self._backings.passthrough
+        relay.patch_open_reply(reply, parsed, owed.access, backing_id, keep_cache=keep_cache)
         self._table.add(parsed.fh, backing_id, reply)
         if not self._backings.send(reply):  # nobody has it: unmounted
             self._open_refused(parsed.fh)
             if self._table.drop(parsed.fh, b""):
                 self._backings.unused(parsed.fh & FH_INO_MASK)
-        self._table.done(
-            unique
-        )  # before settled: one of the two tells that the kernel has the reply
+        # before settled: one of the two tells that the kernel has the reply
+        self._answered(unique)
         self._table.settled()
 
     def _confirm_release(self, fh: int, unique: int, reply: memoryview) -> None:
         last = self._table.drop(fh, reply)
         self._backings.send(reply)
-        self._table.done(unique)
+        self._answered(unique)
         if last:
             self._backings.unused(fh & FH_INO_MASK)
         self._table.settled()
@@ -298,52 +376,17 @@ class Session:
         in_hand = self._in_hand
         if self._offer.resend:
             self._backings.send(relay.resend_notification())
-        elif in_hand:
-            size = relay.REQUEST_HEADER.unpack_from(self._table.request)[0]
-            self._request(size, resent=True)
+        else:
+            self._find_left(in_hand)
         self.serving.set()
         log.info("serving; %s", f"request {in_hand} was in hand" if in_hand else "nothing in hand")
 
-
-class TrioForPyfuse3:
-    """Stands where pyfuse3 looks for trio (as its own asyncio module does): our wait, and our lock."""
-
-    def __init__(self, session: Session) -> None:
-        self.lowlevel = _Lowlevel(session)
-        self.Lock = lambda: _ReadLock(session)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(trio, name)
-
-
-class _Lowlevel:
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    async def wait_readable(self, fd: int) -> None:
-        await self._session.wait_readable()
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(trio.lowlevel, name)
-
-
-class _ReadLock:
-    """Who waits for the next request. Taking it passes replies on first: a task that comes here has just
-    had its request answered, and trio's own lock would go through the event loop before anything else."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._held = False
-        self._waiting = trio.lowlevel.ParkingLot()
-
-    async def __aenter__(self) -> None:
-        self._session.pass_replies()
-        if self._held:
-            await self._waiting.park()  # handed over
-        self._held = True
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._waiting:
-            self._waiting.unpark()
-        else:
-            self._held = False
+    def _find_left(self, in_hand: int) -> None:
+        if in_hand:
+            size = relay.REQUEST_HEADER.unpack_from(self._table.request)[0]
+            self._again.append(bytes(self._table.request[:size]))
+        if self._suspended is None:
+            return
+        if in_hand:
+            self._suspended.keep(self._again[0])  # its place is needed for the others
+        self._again = deque(self._suspended.requests())
