@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import json
 import os
 import shutil
 import sys
@@ -15,15 +14,23 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from fs.errors import CkptfsError
 from mount import config, control, helper, lifecycle, rundir
 from mount.bench_cli import bench
 from mount.doctor_cli import doctor
-
-EXIT_FAILED, EXIT_USAGE, EXIT_NO_MOUNT, EXIT_BUSY, EXIT_TIMED_OUT = 1, 2, 3, 4, 5
+from mount.terminal import (
+    EXIT_BUSY,
+    EXIT_FAILED,
+    EXIT_NO_MOUNT,
+    EXIT_TIMED_OUT,
+    EXIT_USAGE,
+    plain_name,
+    print_json,
+    print_table,
+    size_text,
+)
 
 _STATUS_OF = (
     (config.ConfigError, EXIT_USAGE),
@@ -108,7 +115,7 @@ def umount(mountpoint: str, timeout_s: float, force: bool, discard: bool) -> Non
         return
     used = shutil.disk_usage(run.arena).used if run.arena.is_dir() else 0
     click.echo(
-        f"unmounted {mountpoint}; its arena is kept ({_size(used)} of RAM): mount it again, "
+        f"unmounted {mountpoint}; its arena is kept ({size_text(used)} of RAM): mount it again, "
         f"or free it with `ckptfs umount {run.name} --discard`"
     )
 
@@ -123,11 +130,11 @@ def status(mountpoint: str | None, as_json: bool) -> None:
     """
     if mountpoint is not None:
         report = _status(rundir.find(mountpoint))
-        _print_json(report) if as_json else _print_status([report])
+        print_json(report) if as_json else _print_status([report])
         return
     reports = [_status(run) for run in rundir.all_run_dirs()]
     if as_json:
-        _print_json({"mounts": reports})
+        print_json({"mounts": reports})
     elif reports:
         _print_status(reports)
     else:
@@ -167,12 +174,12 @@ def _print_status(reports: list[dict[str, Any]]) -> None:
             report["mountpoint"],
             report["state"],
             report.get("lane", ""),
-            _size(arena.get("used_bytes")),
-            _size(arena.get("size_bytes")),
+            size_text(arena.get("used_bytes")),
+            size_text(arena.get("size_bytes")),
             str(report.get("files", "")),
             str(report.get("worker_restarts", "")),
         )
-    _print_table(table)
+    print_table(table)
     for report in reports:
         if report["state"] == "dead":
             click.echo(
@@ -196,7 +203,7 @@ def ls(path: str, as_json: bool) -> None:
     arena = run.arena / "data"
     entries = list(_entries(run, relative))
     if as_json:
-        _print_json({"path": path, "arena": str(arena), "entries": [_plain(e) for e in entries]})
+        print_json({"path": path, "arena": str(arena), "entries": [_plain(e) for e in entries]})
         return
     table = Table(
         "kind", "size", "in memory", "gen", "state", "modified", "name", "backing", box=None
@@ -208,15 +215,15 @@ def ls(path: str, as_json: bool) -> None:
         is_file = entry.kind == "file"
         table.add_row(
             entry.kind,
-            _size(entry.size_bytes) if is_file else "",
-            _size(entry.memory_bytes) if is_file else "",
+            size_text(entry.size_bytes) if is_file else "",
+            size_text(entry.memory_bytes) if is_file else "",
             str(entry.generation) if is_file else "",
             entry.state,
             modified.strftime("%Y-%m-%d %H:%M:%S"),
-            os.fsdecode(entry.name).encode("utf-8", "backslashreplace").decode(),
+            plain_name(entry.name),
             f"data/{entry.ino}" if is_file else "",
         )
-    _print_table(table)
+    print_table(table)
     click.echo(f"backing files are in {run.arena}")
 
 
@@ -233,7 +240,7 @@ def _entries(run: rundir.RunDir, relative: str) -> Iterator[control.FileReport]:
 
 def _plain(entry: control.FileReport) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.structs.asdict(entry)
-    return fields | {"name": os.fsdecode(entry.name).encode("utf-8", "backslashreplace").decode()}
+    return fields | {"name": plain_name(entry.name)}
 
 
 @cli.command()
@@ -260,26 +267,6 @@ def install_helper(directory: str) -> None:
 
 cli.add_command(bench)
 cli.add_command(doctor)
-
-
-def _size(size_bytes: int | None) -> str:
-    if size_bytes is None:
-        return ""
-    value, unit = float(size_bytes), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-
-
-def _print_table(table: Table) -> None:
-    # a pipe has no width: do not cut paths for it
-    Console(width=None if sys.stdout.isatty() else 1000).print(table)
-
-
-def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2))
 
 
 def run(command: click.Command, arguments: list[str]) -> int:
