@@ -37,6 +37,8 @@ from fs.types import (
     SpaceUse,
 )
 from fs.unlinked import Unlinked
+from fs.virtualxattr import PREFIX as VIRTUAL_XATTRS
+from fs.virtualxattr import VirtualXattrs
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Vfs:
         self.content = content
         self.arena = content.arena
         self._residency = residency
+        self.virtual_xattrs = VirtualXattrs(index, content)
         self._unlinked = Unlinked(index, content, fault, self._keeps)
         self._scans: OrderedDict[tuple[int, int], tuple[int, list[DirEntry]]] = OrderedDict()
 
@@ -461,6 +464,10 @@ class Vfs:
         before and is sent again, the answer is what it was then: there only if it was replaced.
         """
         _require_known(name)
+        if name.startswith(VIRTUAL_XATTRS):
+            told = self.virtual_xattrs.get(self._attr(ino), name)
+            if told is not None:
+                return told
         value = self.index.xattr(ino, name)
         created_before = op.resent and (self.index.recorded_op(op.op_id) or 0) < 0
         if value is None and name == SELINUX_XATTR:
@@ -478,9 +485,16 @@ class Vfs:
     async def setxattr(self, ino: int, name: bytes, value: bytes, op: Op) -> None:
         """Set or replace a value."""
         _require_known(name)
+        if name.startswith(VIRTUAL_XATTRS) and not self.virtual_xattrs.setting(
+            self._attr(ino), name, value
+        ):
+            return
         await self.catalog.set_xattr(ino, name, value, self.arena.now_ns(), op)
+        self.virtual_xattrs.was_changed(ino, name, value)
 
     async def removexattr(self, ino: int, name: bytes, op: Op) -> None:
         """Remove a value; ENODATA when there is none."""
         _require_known(name)
+        self.virtual_xattrs.removing(name)
         await self.catalog.set_xattr(ino, name, None, self.arena.now_ns(), op)
+        self.virtual_xattrs.was_changed(ino, name, None)
