@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -24,11 +25,16 @@ EXIT_FAILED, EXIT_USAGE, EXIT_NO_MOUNT, EXIT_BUSY, EXIT_TIMED_OUT, EXIT_NOT_DURA
     6,
 )
 
+if TYPE_CHECKING:
+    _Parameter = click.ParamType[float]
+else:
+    _Parameter = click.ParamType  # not generic before click 8.2
+
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|m|min|h|d)?")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class Duration(click.ParamType[float]):
+class Duration(_Parameter):
     """Seconds from "90", "90s", "10m", "2h" or "1d"."""
 
     name = "duration"
