@@ -63,7 +63,7 @@ class VirtualXattrs:
     def attach(
         self, durable: Known, keys_of: Callable[[int], list[str]], changed: Callable[[], None]
     ) -> None:
-        """There is a durable tier. *keys_of*: an inode's names (fs.paths). *changed*: an override was set or removed."""
+        """There is a durable tier. *keys_of*: an inode's names. *changed*: an override was set or removed."""
         self.durable = durable
         self._keys_of = keys_of
         self._changed = changed

@@ -85,7 +85,7 @@ class FileResult(msgspec.Struct):
 class Answer(msgspec.Struct, omit_defaults=True):
     """An error, or what the command has to tell. Not *final*: others follow.
 
-    *timed_out*: it did not happen in time. *count*: of what it is about. *next_cookie*: go on from here, 0: that was all.
+    *timed_out*: it did not happen in time. *next_cookie*: from where to go on, 0: that was all.
     """
 
     error: str = ""
@@ -164,10 +164,8 @@ class Control:
         self._vfs = vfs
         self._durable = durable or DurableSide()
         self._clients = trio.CapacityLimiter(CLIENTS)
-        self._quick: dict[str, Quick] = {
-            "status": self._status,
-            "ls": self._ls,
-        } | self._durable.quick_commands()
+        self._quick: dict[str, Quick] = {"status": self._status, "ls": self._ls}
+        self._quick |= self._durable.quick_commands()
         self._long = self._durable.long_commands()
 
     async def serve(self, listener: socket.socket) -> None:
@@ -364,7 +362,5 @@ def _next_line(client: socket.socket, rest: bytes, path: Path) -> tuple[bytes, b
 
 def ask(path: Path, request: Request, timeout_s: float = CLIENT_S) -> Answer:
     """The final answer alone. Raises CkptfsError when it does not, or cannot, answer."""
-    answer = Answer()
-    for answer in stream(path, request, timeout_s):
-        pass
+    *_, answer = stream(path, request, timeout_s)
     return answer
