@@ -28,9 +28,10 @@ log = logging.getLogger("ckptfs.control")
 LINE_BYTES = 1 << 16
 ANSWER_BYTES = 1 << 24
 CLIENT_S = 10.0
-TICK_S = 0.25
+TICK_S = 0.5
 PAGE_ENTRIES = 1000
 CLIENTS = 256
+_GONE = (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Request(msgspec.Struct, omit_defaults=True):
@@ -189,7 +190,7 @@ class Control:
                     await self._talk(stream, job)
                 finally:
                     self._clients.release_on_behalf_of(job)
-        except* (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+        except* _GONE:
             pass
 
     async def _talk(self, stream: trio.SocketStream, job: Job) -> None:
@@ -236,13 +237,15 @@ class Control:
         try:
             answer = command()
             return answer if isinstance(answer, Answer) else await answer
-        except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
+        except _GONE:
             raise
         except FsError as error:
             return Answer(error=error.strerror or str(error))
         except CkptfsError as error:
             return Answer(error=str(error))
         except Exception as error:
+            if isinstance(error, ExceptionGroup) and error.split(_GONE)[1] is None:
+                raise
             log.exception("control command failed")
             return Answer(error=f"{type(error).__name__}: {error}; see the log")
 
