@@ -61,7 +61,12 @@ class Records:
                     raise
                 with contextlib.suppress(OSError):  # one that was there would be believed
                     os.removexattr(target, ATTRIBUTE)
-        os.makedirs(self._beside, mode=0o700, exist_ok=True)
+        for path in (
+            os.path.dirname(self._beside),
+            self._beside,
+        ):  # makedirs gives its mode to the last alone
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
         for mtime_ns in record.mtimes_ns or (None,):
             path = self._path(key, record.size, mtime_ns)
             temporary = path + b"." + secrets.token_hex(8).encode()

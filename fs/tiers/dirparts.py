@@ -46,7 +46,7 @@ class _Part(NamedTuple):
 
 
 class Uploads:
-    """The uploads in *directory* (which need not be there); *temporary* is on the same filesystem.
+    """The uploads in *directory* (which need not be there); *temporary* is there, beside it.
 
     Raises OSError, and TierUploadMissing for what is no upload.
     """
@@ -59,7 +59,8 @@ class Uploads:
     def start(self, key: str, meta: Meta) -> str:
         """Begin one: its id."""
         upload_id = secrets.token_hex(16)
-        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._directory, 0o700)
         making = os.path.join(self._temporary, upload_id.encode())
         os.mkdir(making, 0o700)
         about = {"key": key, "meta": dict(meta), "started_ns": time.time_ns()}

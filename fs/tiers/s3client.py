@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from typing import Any
@@ -74,8 +73,8 @@ class _StoresTimeAuth(botocore.auth.S3SigV4Auth):  # type: ignore[misc]
     """Signs with the store's time: this machine's, and how far they are apart."""
 
     def _modify_request_before_signing(self, request: Any) -> None:
-        now = datetime.now(UTC) + timedelta(seconds=request.context["ckptfs_skew_s"])
-        request.context["timestamp"] = now.strftime("%Y%m%dT%H%M%SZ")
+        theirs_s = time.time() + request.context["ckptfs_skew_s"]
+        request.context["timestamp"] = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(theirs_s))
         super()._modify_request_before_signing(request)
 
 
@@ -104,10 +103,12 @@ class S3Client:
         try:
             return getattr(client, operation)(Bucket=self._bucket, **parameters)
         except _FAILURES as error:
-            if operation == "head_object" and isinstance(error, boto_errors.ClientError):
-                answer = _answer(error)
-                if is_unsure(answer) or answer.status == 404:
-                    return self._head_again(what, key, parameters["Key"])
+            if (
+                operation == "head_object"
+                and isinstance(error, boto_errors.ClientError)
+                and is_unsure(_answer(error))
+            ):
+                return self._head_again(what, key, parameters["Key"])
             raise self._failed(what, key, error, client) from error
 
     def receive(self, key: str, body: Any, view: memoryview) -> None:

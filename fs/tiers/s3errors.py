@@ -125,8 +125,12 @@ def kind_of(answer: Answer) -> type[TierError]:
 
 
 def is_unsure(answer: Answer) -> bool:
-    """Whether the body was missing that would have said why (answers to HEAD have none)."""
-    return answer.code.isdigit() or answer.code in ("", "Unknown")
+    """Whether the body was missing that would have said why, and asking in another way may tell.
+
+    Answers to HEAD have none.
+    """
+    said = not answer.code.isdigit() and answer.code not in ("", "Unknown")
+    return not said and 400 <= answer.status < 500 and answer.status not in _TRANSIENT_4XX
 
 
 def wants_credentials(code: str) -> bool:
@@ -138,7 +142,7 @@ def explain(what: str, url: str, answer: Answer) -> str:
     """For a person: what was tried on which object, what came back, what to do."""
     said = " ".join(text for text in (answer.code, answer.message) if text) or "no reason"
     text = f"{what} {url}: the store said {said} (HTTP {answer.status})"
-    hint = _HINTS.get(answer.code)
+    hint = _HINTS.get(answer.code if answer.status != 301 else "PermanentRedirect")
     if hint is None and answer.code.startswith("KMS."):
         hint = "check sse_kms_key_id and the key's policy"
     if hint is None and answer.status == 404 and kind_of(answer) is TierRefused:
