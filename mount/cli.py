@@ -15,28 +15,36 @@ from typing import Any
 import click
 import msgspec
 from rich.table import Table
+from rich.text import Text
 
 from fs.errors import CkptfsError
-from mount import config, control, helper, lifecycle, rundir
+from mount import config, control, durable_cli, helper, lifecycle, rundir
 from mount.bench_cli import bench
 from mount.doctor_cli import doctor
+from mount.progress import trouble_text
 from mount.terminal import (
     EXIT_BUSY,
     EXIT_FAILED,
     EXIT_NO_MOUNT,
+    EXIT_NOT_DURABLE,
     EXIT_TIMED_OUT,
     EXIT_USAGE,
+    age_text,
+    duration_text,
     plain_name,
+    plain_text,
     print_json,
     print_table,
     size_text,
 )
+from mount.umount_cli import umount
 
 _STATUS_OF = (
     (config.ConfigError, EXIT_USAGE),
     (rundir.NoSuchMount, EXIT_NO_MOUNT),
     (lifecycle.Busy, EXIT_BUSY),
     (lifecycle.TimedOut, EXIT_TIMED_OUT),
+    (lifecycle.NotDurable, EXIT_NOT_DURABLE),
 )
 
 
@@ -53,7 +61,7 @@ def cli() -> None:
     """A filesystem for training checkpoints, in RAM.
 
     Exit status: 0 done, 1 failed, 2 wrong usage or configuration, 3 no such mount, 4 busy,
-    5 timed out.
+    5 timed out, 6 something is not durable.
     """
 
 
@@ -97,27 +105,6 @@ def mount(
         mountpoint, settings, foreground=foreground, nonempty=nonempty, set_aside=set_aside
     )
     click.echo(f"ckptfs on {mountpoint} ({lane} lane)")
-
-
-@cli.command()
-@click.argument("mountpoint")
-@click.option("--timeout", "timeout_s", default=10.0, show_default=True, help="Seconds to wait.")
-@click.option("--force", is_flag=True, help="Detach although it is in use.")
-@click.option("--discard", is_flag=True, help="Also erase the arena: every file in it.")
-def umount(mountpoint: str, timeout_s: float, force: bool, discard: bool) -> None:
-    """Unmount MOUNTPOINT. The arena is kept in RAM until --discard.
-
-    Example: ckptfs umount /ckpt
-    """
-    run = lifecycle.umount(mountpoint, timeout_s=timeout_s, force=force, discard=discard)
-    if discard:
-        click.echo(f"unmounted {mountpoint}; its arena is discarded")
-        return
-    used = shutil.disk_usage(run.arena).used if run.arena.is_dir() else 0
-    click.echo(
-        f"unmounted {mountpoint}; its arena is kept ({size_text(used)} of RAM): mount it again, "
-        f"or free it with `ckptfs umount {run.name} --discard`"
-    )
 
 
 @cli.command()
@@ -185,8 +172,29 @@ def _print_status(reports: list[dict[str, Any]]) -> None:
             click.echo(
                 f"{report['name']}: its supervisor is gone; `ckptfs mount` brings the files back"
             )
+        if report.get("durable") is not None:
+            _print_durable(report["name"], report["durable"])
         if "error" in report:
             click.echo(f"{report['name']}: {report['error']}", err=True)
+
+
+def _print_durable(name: str, durable: dict[str, Any]) -> None:
+    what = "everything is there"
+    if durable["pending_rows"]:
+        age = duration_text(durable["oldest_age_s"] or 0)
+        what = f"{durable['pending_rows']} changes ({size_text(durable['pending_bytes'])}) are not there yet, "
+        what += f"the oldest for {age}"
+    if durable["draining"]:
+        what += ", draining"
+    if durable["uploading"]:
+        what += f", {len(durable['uploading'])} being uploaded"
+    click.echo(f"{name}: durable tier {durable['tier']}: {what}")
+    for trouble in durable["troubles"]:
+        text = f"{name}: trouble with {plain_text(trouble['key'])}: {trouble_text(trouble)}"
+        click.echo(click.style(text, fg="red"))
+    more = durable["trouble_count"] - len(durable["troubles"])
+    if more > 0:
+        click.echo(click.style(f"{name}: ... and {more} more", fg="red"))
 
 
 @cli.command()
@@ -194,6 +202,10 @@ def _print_status(reports: list[dict[str, Any]]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
 def ls(path: str, as_json: bool) -> None:
     """Where the bytes of PATH (a file, or a directory's entries) are.
+
+    STATE is writing (open for it), local (in memory only), uploading, held (policy lets it wait), skipped (policy does
+    not want it), durable (in memory and the durable tier) or remote (in the durable tier only); AGE is for how long a
+    change has not been durable.
 
     Example: ckptfs ls /ckpt/step_100
     """
@@ -205,10 +217,19 @@ def ls(path: str, as_json: bool) -> None:
     if as_json:
         print_json({"path": path, "arena": str(arena), "entries": [_plain(e) for e in entries]})
         return
-    table = Table(
-        "kind", "size", "in memory", "gen", "state", "modified", "name", "backing", box=None
+    columns = (
+        "kind",
+        "size",
+        "in memory",
+        "generation",
+        "state",
+        "age",
+        "modified",
+        "name",
+        "backing",
     )
-    for column in table.columns[1:4]:
+    table = Table(*columns, box=None)
+    for column in (*table.columns[1:4], table.columns[5]):
         column.justify = "right"
     for entry in entries:
         modified = datetime.datetime.fromtimestamp(entry.mtime_ns / 1e9)
@@ -219,8 +240,9 @@ def ls(path: str, as_json: bool) -> None:
             size_text(entry.memory_bytes) if is_file else "",
             str(entry.generation) if is_file else "",
             entry.state,
+            age_text(entry.since_ns),
             modified.strftime("%Y-%m-%d %H:%M:%S"),
-            plain_name(entry.name),
+            Text(plain_name(entry.name)),
             f"data/{entry.ino}" if is_file else "",
         )
     print_table(table)
@@ -265,8 +287,8 @@ def install_helper(directory: str) -> None:
     click.echo(f"installed {helper.install(Path(directory))}")
 
 
-cli.add_command(bench)
-cli.add_command(doctor)
+for _command in (bench, doctor, umount, *durable_cli.COMMANDS):
+    cli.add_command(_command)
 
 
 def run(command: click.Command, arguments: list[str]) -> int:

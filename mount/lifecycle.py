@@ -18,12 +18,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fs import memory
-from fs.errors import CkptfsError
+from fs.errors import CkptfsError, IndexDamaged
 from mount import fusedev, sysmount
 from mount.config import Settings, parse_size
+from mount.leftover import Leftover, leftover
 from mount.rundir import NoSuchMount, RunDir, default_name, find
 
 READY_S = 180.0
@@ -38,6 +39,17 @@ class Busy(CkptfsError):
 
 class TimedOut(CkptfsError):
     """It did not happen in time (exit status 5)."""
+
+
+class NotDurable(CkptfsError):
+    """Bytes would be lost that are not in the durable tier (exit status 6)."""
+
+
+class Unmounted(NamedTuple):
+    """What was unmounted. *left*: what its durable tier lacks; None when it has none."""
+
+    run: RunDir
+    left: Leftover | None
 
 
 def mount(
@@ -282,10 +294,13 @@ def _wait_ready(run: RunDir, ready: int, process: subprocess.Popen[bytes]) -> di
     return {"error": f"no answer within {READY_S:.0f} s; see {run.log}"}
 
 
-def umount(mountpoint: str, *, timeout_s: float, force: bool, discard: bool) -> RunDir:
+def umount(
+    mountpoint: str, *, timeout_s: float, force: bool, discard: bool, has_tier: bool = True
+) -> Unmounted:
     """Unmount; wait for the supervisor's end. A dead mount is cleared; a kept arena may be discarded.
 
-    Raises Busy (who uses it), TimedOut, NoSuchMount.
+    *has_tier*: False when the mount is known to have no durable tier.
+    Raises Busy (who uses it), TimedOut, NoSuchMount, NotDurable (it is unmounted, and its arena kept).
     """
     run = find(mountpoint)
     target = run.mountpoint() or os.path.abspath(mountpoint)
@@ -304,9 +319,28 @@ def umount(mountpoint: str, *, timeout_s: float, force: bool, discard: bool) -> 
             _kill_supervisor(run)
         time.sleep(0.01)
     fusedev.clear_dead(target)
+    left = _left(run, must_know=discard and not force) if has_tier else None
     if discard:
+        if left is not None and left.unsaved and not force:
+            raise NotDurable(
+                f"{target}: unmounted, but not discarded: {len(left.unsaved)} changes are not in "
+                f"{left.tier}, {left.unsaved[0].key} for one; mount again to go on uploading, or lose "
+                "them with --discard --force"
+            )
         discard_arena(run)
-    return run
+    return Unmounted(run, left)
+
+
+def _left(run: RunDir, *, must_know: bool) -> Leftover | None:
+    try:
+        return leftover(run)
+    except IndexDamaged as error:
+        if must_know:
+            raise NotDurable(
+                f"{error}: whether everything is durable cannot be told; to erase the arena all the "
+                "same: --discard --force"
+            ) from error
+        return None
 
 
 def _umount_live(target: str, deadline_s: float, force: bool) -> None:
