@@ -41,6 +41,8 @@ TICK_S = 0.5
 START_S = 120.0  # a first start looks at every backing file
 TAKEOVER_S = 20.0
 RETRY_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
+DRAIN_MARGIN_S = 0.5  # of the grace, for the worker to say what is left
+DETACHED_S = 1.0  # at least, for those who use the mount when draining took the whole grace
 
 
 class Refused(Exception):
@@ -69,7 +71,8 @@ class Supervisor:
         self.last_pong_s = 0.0
         self.start_deadline_s: float | None = None
         self.restart_wanted = False
-        self.stop_until_s: float | None = None
+        self.grace_until_s: float | None = None  # a stop was asked for: drain until then
+        self.stop_until_s: float | None = None  # detached
         self.ready_fd: int | None = settings["ready_fd"]
 
     def _listen(self) -> socket.socket:
@@ -176,6 +179,8 @@ class Supervisor:
                 self.last_pong_s = now_s  # it was we who were stopped
             next_tick_s = now_s + TICK_S
             self._tick(now_s)
+            if self.grace_until_s is not None and now_s > self.grace_until_s:
+                self._detach()
             if self.stop_until_s is not None and now_s > self.stop_until_s:
                 log.warning("still in use at the end of the grace period; its users see errors now")
                 return self._finish()
@@ -208,6 +213,8 @@ class Supervisor:
                 self._save_state()
         elif kind == "serving" and worker is self.worker:
             self._serving(worker, message)
+        elif kind == "drained" and worker is self.worker and self.grace_until_s is not None:
+            self._detach()
         elif kind == "failed":
             log.error("worker %d cannot serve: %s", worker.pid, message["error"])
 
@@ -230,6 +237,7 @@ class Supervisor:
             self.standby = self._spawn()
         self._save_state()
         self._tell_starter({"lane": self.lane})
+        self._drain()
 
     # workers come and go
 
@@ -352,10 +360,32 @@ class Supervisor:
                 self._drop(self.standby)  # it may be of the version before
             self.standby = self._spawn()
             self.restart_wanted = True
-        if _stop_wanted(numbers) and self.stop_until_s is None:
-            log.info("stopping")
-            self.stop_until_s = time.monotonic() + self.settings["stop_grace_s"]
-            self._unmount()
+        if _stop_wanted(numbers):
+            if self.grace_until_s is None and self.settings["worker"].get("durable"):
+                log.info("stopping, once everything is durable")
+                self.grace_until_s = time.monotonic() + self.settings["stop_grace_s"]
+                self._drain()
+            else:
+                self._detach()  # there is nothing to drain, or it was asked for a second time
+
+    def _drain(self) -> None:
+        """Tell the worker that serves, each one anew."""
+        if self.grace_until_s is None or self.stop_until_s is not None:
+            return
+        if self.worker is not None and self.worker.serving:
+            left_s = max(0.0, self.grace_until_s - time.monotonic() - DRAIN_MARGIN_S)
+            self.worker.tell({"type": "drain", "timeout_s": left_s})
+
+    def _detach(self) -> None:
+        if self.stop_until_s is not None:
+            return
+        log.info("stopping")
+        now_s = time.monotonic()
+        if self.grace_until_s is None:
+            self.stop_until_s = now_s + self.settings["stop_grace_s"]
+        else:
+            self.stop_until_s = max(self.grace_until_s, now_s + DETACHED_S)
+        self._unmount()
 
     def _unmount(self) -> None:
         # in a thread: unmounting may need answers from the worker, and the worker us

@@ -1,8 +1,8 @@
 """Worker processes as the supervisor sees them: started, spoken to, and ended, each by its own pid.
 
 What it keeps true:
-- *link* carries short JSON messages (up: standby, opened, failed, serving, pong; down: open, serve with
-  the device's descriptor, ping). It ends with the process.
+- *link* carries short JSON messages (up: standby, opened, failed, serving, pong, drained; down: open, serve with
+  the device's descriptor, ping, drain). It ends with the process.
 - A worker dies with its supervisor (the link ends, and the kernel signals it).
 """
 
