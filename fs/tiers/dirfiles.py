@@ -275,4 +275,5 @@ def _own(fd: int, known: ObjectMeta, needed: int) -> None:
         with contextlib.suppress(PermissionError):  # only root may give files away
             os.fchown(fd, known.uid, known.gid)
     if known.mode is not None:
-        os.fchmod(fd, (known.mode & 0o777) | needed)  # set-user-id is not for copies
+        with contextlib.suppress(PermissionError):  # a filesystem without modes
+            os.fchmod(fd, (known.mode & 0o777) | needed)  # set-user-id is not for copies

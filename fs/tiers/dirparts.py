@@ -253,5 +253,8 @@ def sync_directory(path: bytes) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # CIFS and others sync no directories
+            raise
     finally:
         os.close(fd)

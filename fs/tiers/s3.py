@@ -3,26 +3,24 @@
 What it keeps true:
 - What is read is of the version that was asked for, and all of it, whether or not the store honours If-Match.
 - Keys are what comes after the tier's prefix, "/" included; whatever lies beside it is never shown or touched.
-- A store that repeats itself is not asked for ever.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import datetime
 from typing import Any
 
 from fs.tiers.options import S3Options
-from fs.tiers.s3client import CLEANED, S3Client
-from fs.tiers.s3text import content_range, etag_text, key_decoder
+from fs.tiers.s3client import S3Client
+from fs.tiers.s3listing import S3Listing, nanoseconds, upload_call
+from fs.tiers.s3text import content_range, etag_text
 from fs.tiers.sending import Sending
 from fs.tiers.tier import (
     Body,
     Limits,
-    ListedObject,
     Meta,
     ObjectInfo,
     Page,
@@ -48,9 +46,6 @@ LIMITS = Limits(
 )
 COPY_PART_BYTES = 512 << 20
 COPY_THREADS = 8
-LAST_CHARACTER = "\U0010ffff"  # no key below a prefix is greater than the prefix and this
-AFTER = "\0after:"  # begins a token of our own: the key to go on behind
-_NS = 1_000_000_000
 
 
 class S3Tier:
@@ -60,11 +55,11 @@ class S3Tier:
         self._bucket = bucket
         self._prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
         self._client = S3Client(bucket, self.url(""), options)
+        self._listing = S3Listing(self._client, self._prefix, self.url(""))
         self.limits = LIMITS._replace(
             max_key_bytes=LIMITS.max_key_bytes - len(self._prefix.encode())
         )
         self.copy_part_bytes = COPY_PART_BYTES
-        self.page_size = 1000
         self._extra = {
             name: value
             for name, value in (
@@ -74,6 +69,15 @@ class S3Tier:
             )
             if value
         }
+
+    @property
+    def page_size(self) -> int:
+        """How many entries a page of a listing has, at most."""
+        return self._listing.page_size
+
+    @page_size.setter
+    def page_size(self, count: int) -> None:
+        self._listing.page_size = count
 
     def describe(self) -> str:
         """s3://bucket/prefix."""
@@ -167,7 +171,7 @@ class S3Tier:
             key=key,
             size=answer["ContentLength"],
             etag=etag_text(answer.get("ETag", "")),
-            modified_ns=_ns(answer.get("LastModified")) or 0,
+            modified_ns=nanoseconds(answer.get("LastModified")) or 0,
             meta=dict(answer.get("Metadata", {})),
         )
 
@@ -189,7 +193,8 @@ class S3Tier:
 
     def put_part(self, key: str, upload_id: str, number: int, body: Body | bytes) -> str:
         """Send part *number*: its ETag."""
-        answer = self._upload_call(
+        answer = upload_call(
+            self._client,
             f"sending part {number} of",
             "upload_part",
             key,
@@ -203,7 +208,8 @@ class S3Tier:
     def complete(self, key: str, upload_id: str, parts: list[tuple[int, str]]) -> str:
         """Make the object visible: its ETag."""
         try:
-            answer = self._upload_call(
+            answer = upload_call(
+                self._client,
                 "completing the upload of",
                 "complete_multipart_upload",
                 key,
@@ -223,16 +229,11 @@ class S3Tier:
         # Ceph 16 leaves the ETag empty
         return etag_text(answer.get("ETag", "")) or self.head(key).etag
 
-    def _upload_call(self, what: str, operation: str, key: str, **parameters: Any) -> Any:
-        try:
-            return self._client.call(what, operation, key, **parameters)
-        except TierObjectMissing as error:  # Ceph says NoSuchKey where S3 says NoSuchUpload
-            raise TierUploadMissing(str(error)) from error
-
     def abort(self, key: str, upload_id: str) -> None:
         """Give up a multipart upload. One that is gone is no error."""
         try:
-            self._upload_call(
+            upload_call(
+                self._client,
                 "aborting the upload of",
                 "abort_multipart_upload",
                 key,
@@ -244,60 +245,11 @@ class S3Tier:
 
     def uploads(self, prefix: str = "") -> Iterator[PendingUpload]:
         """Multipart uploads that were begun below *prefix*."""
-        marker: dict[str, str] = {}
-        seen: set[tuple[tuple[str, str], ...]] = set()
-        while True:
-            answer = self._client.call(
-                "listing the uploads below",
-                "list_multipart_uploads",
-                prefix,
-                Prefix=self._prefix + prefix,
-                MaxUploads=self.page_size,
-                EncodingType="url",
-                **marker,
-            )
-            listed = [u for u in answer.get("Uploads", ()) if u.get("Key") and u.get("UploadId")]
-            declared = answer.get("EncodingType") == "url"
-            decoded = key_decoder(declared, [upload["Key"] for upload in listed])
-            found = [(decoded(upload["Key"]), upload) for upload in listed]
-            for key, upload in found:
-                if self._is_below(key) and key.startswith(self._prefix + prefix):
-                    yield PendingUpload(
-                        key[len(self._prefix) :], upload["UploadId"], _ns(upload.get("Initiated"))
-                    )
-            if not answer.get("IsTruncated"):
-                return
-            marker = _next_marker(answer, found, decoded)
-            # a store that says the same again would be asked for ever
-            step = tuple(sorted(marker.items()))
-            if not marker or step in seen:
-                log.warning("listing the uploads of %s: the store repeats itself", self.describe())
-                return
-            seen.add(step)
+        return self._listing.uploads(prefix)
 
     def parts(self, key: str, upload_id: str) -> list[UploadedPart]:
         """What is there of a multipart upload."""
-        found: dict[int, UploadedPart] = {}
-        marker = 0
-        while True:
-            answer = self._upload_call(
-                "listing the parts of",
-                "list_parts",
-                key,
-                Key=self._prefix + key,
-                UploadId=upload_id,
-                PartNumberMarker=marker,
-                MaxParts=self.page_size,
-            )
-            numbers = [marker]
-            for part in answer.get("Parts", ()):
-                if part.keys() >= {"PartNumber", "Size", "ETag"}:
-                    number = part["PartNumber"]
-                    numbers.append(number)
-                    found[number] = UploadedPart(number, part["Size"], etag_text(part["ETag"]))
-            if not answer.get("IsTruncated") or max(numbers) == marker:
-                return [found[number] for number in sorted(found)]
-            marker = max(numbers)
+        return self._listing.parts(key, upload_id)
 
     # copies
 
@@ -332,7 +284,8 @@ class S3Tier:
 
         def copy_part(number: int) -> tuple[int, str]:
             first = (number - 1) * part_bytes
-            answer = self._upload_call(
+            answer = upload_call(
+                self._client,
                 f"copying part {number} of {info.key} to",
                 "upload_part_copy",
                 key,
@@ -359,78 +312,11 @@ class S3Tier:
         finally:
             pool.shutdown()
 
-    # listings
-
     def list(self, prefix: str, *, deep: bool = False, token: str | None = None) -> Page:
         """One page of the objects whose keys begin with *prefix*."""
-        parameters: dict[str, Any] = {} if deep else {"Delimiter": "/"}
-        if token is not None and token.startswith(AFTER):
-            parameters["StartAfter"] = token.removeprefix(AFTER)
-        elif token is not None:
-            parameters["ContinuationToken"] = token
-        answer = self._client.call(
-            "listing",
-            "list_objects_v2",
-            prefix,
-            Prefix=self._prefix + prefix,
-            MaxKeys=self.page_size,
-            **parameters,
-        )
-        objects = [
-            ListedObject(
-                found["Key"][len(self._prefix) :],
-                found["Size"],
-                etag_text(found.get("ETag", "")),
-                _ns(found.get("LastModified")) or 0,
-            )
-            for found in answer.get("Contents", ())
-            if self._is_below(found.get("Key")) and "Size" in found
-        ]
-        prefixes = [
-            found["Prefix"][len(self._prefix) :]
-            for found in answer.get("CommonPrefixes", ())
-            if self._is_below(found.get("Prefix"))
-        ]
-        if not answer.get("IsTruncated"):
-            return Page(objects, prefixes, None)
-        return Page(objects, prefixes, self._next_token(answer, prefix, token))
-
-    def _next_token(self, answer: Any, prefix: str, token: str | None) -> str:
-        following = answer.get("NextContinuationToken")
-        if answer.get(CLEANED):
-            # Ceph's token is the last key, and came in characters that XML cannot hold
-            last = [found["Key"] for found in answer.get("Contents", ())]
-            last += [found["Prefix"] + LAST_CHARACTER for found in answer.get("CommonPrefixes", ())]
-            following = AFTER + max(last) if last else None
-        if following in (None, "", token):
-            raise TierError(
-                f"listing {self.url(prefix)}: the store says there is more, but not where"
-            )
-        return str(following)
-
-    def _is_below(self, key: str | None) -> bool:
-        return key is not None and key.startswith(self._prefix) and len(key) > len(self._prefix)
+        return self._listing.page(prefix, deep=deep, token=token)
 
 
 def _sent(body: Body | bytes) -> Sending | bytes:
     sending = Sending(body)
     return sending if len(sending) else b""
-
-
-def _ns(moment: datetime | None) -> int | None:
-    return None if moment is None else int(moment.timestamp()) * _NS + moment.microsecond * 1000
-
-
-def _next_marker(
-    answer: Any, found: list[tuple[str, Any]], decoded: Callable[[str], str]
-) -> dict[str, str]:
-    # the last entry is where the page ended, in a form that needs no decoding
-    if found:
-        key, upload = found[-1]
-        return {"KeyMarker": key, "UploadIdMarker": upload["UploadId"]}
-    if not answer.get("NextKeyMarker"):
-        return {}
-    marker = {"KeyMarker": decoded(answer["NextKeyMarker"])}
-    if answer.get("NextUploadIdMarker"):
-        marker["UploadIdMarker"] = answer["NextUploadIdMarker"]
-    return marker

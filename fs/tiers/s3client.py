@@ -102,6 +102,8 @@ class S3Client:
         client = self._client
         try:
             return getattr(client, operation)(Bucket=self._bucket, **parameters)
+        except TierError as error:  # the body's own, while it was read for the signature
+            raise type(error)(f"{what} {self._url}{key}: {error}") from error
         except _FAILURES as error:
             if (
                 operation == "head_object"
