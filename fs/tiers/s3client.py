@@ -10,6 +10,7 @@ What it keeps true:
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -20,6 +21,8 @@ from typing import Any
 import boto3
 import botocore.auth
 import botocore.exceptions as boto_errors
+import botocore.loaders
+import botocore.session
 from botocore.config import Config
 from botocore.parsers import ResponseParserError
 
@@ -215,7 +218,9 @@ class S3Client:
         )
         try:
             session = boto3.Session(
-                profile_name=options.profile or None, region_name=options.region or None
+                profile_name=options.profile or None,
+                region_name=options.region or None,
+                botocore_session=_session(),
             )
             client = session.client(
                 "s3",
@@ -236,6 +241,18 @@ class S3Client:
             return None
         context["ckptfs_skew_s"] = self._skew_s
         return "ckptfs-s3v4"
+
+
+@functools.cache
+def _loader(paths: str | None) -> Any:
+    return botocore.loaders.create_loader(paths)
+
+
+def _session() -> Any:
+    """A session of its own, with the description of S3's calls (megabytes of JSON) read once for all."""
+    session = botocore.session.Session()
+    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
+    return session
 
 
 def _clean_answer(response_dict: Any, customized_response_dict: Any, **_: Any) -> None:
