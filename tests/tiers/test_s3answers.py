@@ -228,3 +228,37 @@ def test_what_botocore_raises(
     with pytest.raises(TierError, match=r"storing s3://bucket/a/file") as caught:
         client.call("storing", "put_object", "a/file", Key="a/file")
     assert type(caught.value) is kind
+
+
+def test_encryption_and_storage_class_go_with_what_makes_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: dict[str, dict[str, Any]] = {}
+
+    def call(self: Any, what: str, operation: str, key: str, **parameters: Any) -> Any:
+        sent[operation] = parameters
+        return {
+            "ETag": '"e"',
+            "UploadId": "1",
+            "ContentLength": 1,
+            "CopyObjectResult": {"ETag": '"e"'},
+        }
+
+    monkeypatch.setattr(S3Client, "call", call)
+    options = S3Options(
+        endpoint_url="http://127.0.0.1:1",
+        sse="aws:kms",
+        sse_kms_key_id="key",
+        storage_class="STANDARD_IA",
+    )
+    tier = S3Tier("bucket", "ckpt", options)
+    tier.put("file", b"x", {})
+    tier.copy("file", "copy", {}, None)
+    tier.start("file", {})
+    for operation in ("put_object", "copy_object", "create_multipart_upload"):
+        kept = {n: v for n, v in sent[operation].items() if isinstance(v, str)}
+        assert kept.items() >= {
+            ("ServerSideEncryption", "aws:kms"),
+            ("SSEKMSKeyId", "key"),
+            ("StorageClass", "STANDARD_IA"),
+        }, operation
