@@ -182,7 +182,7 @@ def _print_durable(name: str, durable: dict[str, Any]) -> None:
     what = "everything is there"
     if durable["pending_rows"]:
         age = duration_text(durable["oldest_age_s"] or 0)
-        what = f"{durable['pending_rows']} changes ({size_text(durable['pending_bytes'])}) are not there yet, "
+        what = f"{durable['pending_rows']} left to upload ({size_text(durable['pending_bytes'])}), "
         what += f"the oldest for {age}"
     if durable["draining"]:
         what += ", draining"

@@ -18,6 +18,7 @@ from fs.journal import State
 log = logging.getLogger("ckptfs.drain")
 
 LISTED = 20  # of what is left
+HURRY_S = 2.0  # somebody waits: what failed is tried again sooner than it would be
 YIELD_ROWS = 256
 
 
@@ -44,8 +45,12 @@ class Drainer:
 
     async def drained(self, timeout_s: float) -> bool:
         """Whether everything that policy wants was durable within *timeout_s*."""
+        writeback = self._durable.writeback
         with self.draining(), trio.move_on_after(timeout_s):
-            await self._durable.writeback.wait_until(self._is_done)
+            while not self._is_done():
+                with trio.move_on_after(HURRY_S):
+                    await writeback.wait_until(self._is_done)
+                writeback.hurry()
         return self._is_done()
 
     def _is_done(self) -> bool:

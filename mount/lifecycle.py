@@ -323,9 +323,9 @@ def umount(
     if discard:
         if left is not None and left.unsaved and not force:
             raise NotDurable(
-                f"{target}: unmounted, but not discarded: {len(left.unsaved)} changes are not in "
-                f"{left.tier}, {left.unsaved[0].key} for one; mount again to go on uploading, or lose "
-                "them with --discard --force"
+                f"{target}: not discarded: {len(left.unsaved)} of its changes are not in {left.tier} "
+                f"(the first: {left.unsaved[0].key}); mount it again to go on uploading, or lose them "
+                "with --discard --force"
             )
         discard_arena(run)
     return Unmounted(run, left)

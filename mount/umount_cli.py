@@ -123,7 +123,7 @@ def _say_left(mountpoint: str, left: Leftover, drained: Answer) -> None:
     reasons: dict[str, UnsavedReport] = {each.key: each for each in drained.unsaved}
     say_error(
         f"{mountpoint}: {_changes(len(left.unsaved))} not durable in {left.tier}; "
-        "the arena has them, and goes on uploading when it is mounted again:"
+        "the arena is kept, and a later mount goes on uploading:"
     )
     _list(
         [
@@ -149,4 +149,4 @@ def _list(lines: list[str], count: int | None = None, **echo: Any) -> None:
 
 
 def _changes(count: int) -> str:
-    return "1 change is" if count == 1 else f"{count} changes are"
+    return "1 change" if count == 1 else f"{count} changes"
