@@ -76,8 +76,12 @@ class Drainer:
 
 
 async def below(durable: Durable, prefix: str) -> AsyncIterator[Unsaved]:
-    """What is not durable at or below a key; others get their turn meanwhile."""
+    """What is not durable at or below a key, each key once; others get their turn meanwhile."""
+    seen: set[tuple[str, bool]] = set()
     for number, unsaved in enumerate(durable.unsaved(prefix)):
         if number % YIELD_ROWS == 0:
             await trio.lowlevel.checkpoint()
-        yield unsaved
+        what = unsaved.key, unsaved.state == SKIPPED
+        if what not in seen:
+            seen.add(what)
+            yield unsaved

@@ -355,15 +355,17 @@ def unsaved(path: str, as_json: bool) -> int:
 
     Example: ckptfs unsaved /ckpt
     """
-    reports: list[UnsavedReport] = []
+    by_key: dict[str, UnsavedReport] = {}  # a key may wait for more than one change
     target = _target(path)
     cookie = 0
     while True:
         for answer in asked(target, Request("unsaved", target.relative, cookie)):
-            reports += answer.unsaved
+            for report in answer.unsaved:
+                by_key.setdefault(report.key, report)
         cookie = answer.next_cookie
         if not cookie:
             break
+    reports = list(by_key.values())
     if as_json:
         print_json({"path": path, "unsaved": [unsaved_row(report) for report in reports]})
         return 0

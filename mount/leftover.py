@@ -70,16 +70,18 @@ def _read(run: RunDir, index: Index) -> Leftover | None:
         return None
     index.index_names()
     objects, paths = ObjectTable(index), Paths(index)
-    found = Leftover(tier, [], [])
+    unsaved: dict[str, Left] = {}
+    skipped: dict[str, Left] = {}
     for row in Journal(index, objects, paths, lambda: 0).all_rows():
-        kept = found.skipped if row.state == State.SKIPPED else found.unsaved
-        kept.append(Left(row.key, _size(index, row), row.at_ns, _WHAT[Kind(row.kind)]))
+        kept = skipped if row.state == State.SKIPPED else unsaved
+        since_ns = kept[row.key].since_ns if row.key in kept else row.at_ns
+        kept[row.key] = Left(row.key, _size(index, row), since_ns, _WHAT[Kind(row.kind)])
     for ino, size, mtime_ns, generation in index.db.execute(_SQL_UNRECORDED).fetchall():
         if objects.is_durable(ino, generation) and not _written_since(run, ino, size, mtime_ns):
             continue
         for key in paths.keys(ino):
-            found.unsaved.append(Left(key, size, mtime_ns, "it was open when the mount ended"))
-    return found
+            unsaved[key] = Left(key, size, mtime_ns, "it was open when the mount ended")
+    return Leftover(tier, list(unsaved.values()), list(skipped.values()))
 
 
 def _size(index: Index, row: Row) -> int:

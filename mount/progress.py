@@ -15,6 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
 
 from mount.terminal import console, duration_text, plain_text, size_text
 
@@ -28,12 +29,13 @@ class Bar:
         self._progress: Progress | None = None
         if not quiet and sys.stderr.isatty():
             self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
+                TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=9)),
+                BarColumn(bar_width=20),
                 DownloadColumn(binary_units=True),
                 TransferSpeedColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[text]}"),
+                TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True, ratio=1)),
+                expand=True,
                 console=console(err=True),
                 transient=True,
             )
@@ -60,6 +62,11 @@ class Bar:
                 self._task, completed=done_bytes, total=max(total_bytes, 1), text=text
             )
 
+    def say(self, text: str) -> None:
+        """A line that stays, above the bar; *text* may have markup."""
+        if self._progress is not None:
+            self._progress.console.print(text)
+
 
 class UploadBar:
     """What is left to upload, from the progress that the worker tells (mount.durable_commands)."""
@@ -67,6 +74,7 @@ class UploadBar:
     def __init__(self, bar: Bar) -> None:
         self._bar = bar
         self._first_bytes: int | None = None
+        self._trouble = ""
 
     def show(self, told: dict[str, Any]) -> None:
         """One more report."""
@@ -84,8 +92,12 @@ class UploadBar:
         text = f"{told['pending_rows']} left ({size_text(left_bytes)})"
         if told["uploading"]:
             text += f", {escape(short(told['uploading'][0]['key']))}"
-        if told["trouble"] is not None:
-            text += f" [red]{escape(trouble_text(told['trouble']))}[/red]"
+        trouble = told["trouble"]
+        if trouble is not None:
+            text += f", [red]in trouble for {duration_text(trouble['age_s'])}[/red]"
+            if trouble["reason"] != self._trouble:
+                self._trouble = trouble["reason"]
+                self._bar.say(f"[red]{escape(trouble_text(trouble))}[/red]")
         return text
 
 

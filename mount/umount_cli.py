@@ -71,6 +71,8 @@ def umount(
             say_error(
                 f"{mountpoint}: {_changes(len(left.unsaved))} lost: not durable in {left.tier}"
             )
+        if left is not None and not quiet:
+            _say_skipped(left)
         return 0
     used = shutil.disk_usage(run.arena).used if run.arena.is_dir() else 0
     click.echo(
@@ -79,9 +81,8 @@ def umount(
     )
     if left is None:
         return 0
-    if left.skipped and not quiet:
-        click.echo(f"not kept by policy: {_changes(len(left.skipped))}")
-        _list([_line(each) for each in left.skipped], err=False)
+    if not quiet:
+        _say_skipped(left)
     if not left.unsaved:
         return 0
     _say_left(mountpoint, left, drained)
@@ -117,6 +118,12 @@ def _refuse(mountpoint: str, drained: Answer) -> None:
         f"{mountpoint}: still mounted: {_changes(count)} would be lost, listed above; wait longer "
         "(--drain-timeout), unmount without --discard, or lose them with --force"
     )
+
+
+def _say_skipped(left: Leftover) -> None:
+    if left.skipped:
+        click.echo(f"not kept by policy: {_changes(len(left.skipped))}")
+        _list([_line(each) for each in left.skipped], err=False)
 
 
 def _say_left(mountpoint: str, left: Leftover, drained: Answer) -> None:
