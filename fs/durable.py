@@ -93,6 +93,13 @@ class Durable:
 
     def unsaved(self, prefix: str = "") -> Iterator[Unsaved]:
         """Everything below a key that is not durable, in order; skipped files too, files being written first."""
+        yield from self.unsaved_written(prefix)
+        for row in self.store.journal.below(""):
+            if _is_below(row.key, prefix):
+                yield self._unsaved(row)
+
+    def unsaved_written(self, prefix: str) -> Iterator[Unsaved]:
+        """Files at or below a key that are open for writing."""
         store = self.store
         for ino in sorted(store.content.writing_inodes()):
             attr = store.index.attr(ino)
@@ -100,11 +107,16 @@ class Durable:
                 if attr is not None and _is_below(key, prefix):
                     size = store.content.observe(attr).size if attr.resident else attr.size
                     yield Unsaved(key, size, attr.mtime_ns, WRITING, "it is open for writing")
-        for row in store.journal.below(""):
-            if _is_below(row.key, prefix):
-                attr = store.index.attr(row.ino) if row.ino else None
-                size = attr.size if attr is not None and stat.S_ISREG(attr.mode) else 0
-                yield Unsaved(row.key, size, row.at_ns, self._row_state(row), self._reason(row))
+
+    def unsaved_page(self, prefix: str, after_seq: int, limit: int) -> list[tuple[int, Unsaved]]:
+        """What waits at or below a key, a part at a time: (seq, to go on from behind it; what)."""
+        rows = self.store.journal.page(prefix, after_seq, limit)
+        return [(row.seq, self._unsaved(row)) for row in rows]
+
+    def _unsaved(self, row: Row) -> Unsaved:
+        attr = self.store.index.attr(row.ino) if row.ino else None
+        size = attr.size if attr is not None and stat.S_ISREG(attr.mode) else 0
+        return Unsaved(row.key, size, row.at_ns, self._row_state(row), self._reason(row))
 
     def _row_state(self, row: Row) -> str:
         if row.state == State.SKIPPED:

@@ -148,6 +148,13 @@ class Journal:
             return list(self.all_rows())
         return self._rows("key>=? AND key<? ORDER BY seq", prefix, prefix[:-1] + "0")
 
+    def page(self, prefix: str, after_seq: int, limit: int) -> list[Row]:
+        """Rows at or below a key ("": all), in order, from behind *after_seq*."""
+        if not prefix:
+            return self._rows("seq>? ORDER BY seq LIMIT ?", after_seq, limit)
+        where = "seq>? AND (key=? OR (key>=? AND key<?)) ORDER BY seq LIMIT ?"
+        return self._rows(where, after_seq, *_range(prefix), limit)
+
     def totals(self) -> tuple[int, int, int | None]:
         """(rows, bytes of the files in them, at_ns of the oldest), without those that policy skips."""
         row = self._db.execute(

@@ -19,7 +19,7 @@ log = logging.getLogger("ckptfs.drain")
 
 LISTED = 20  # of what is left
 HURRY_S = 2.0  # somebody waits: what failed is tried again sooner than it would be
-YIELD_ROWS = 256
+PAGE_ROWS = 256
 
 
 class Drainer:
@@ -78,10 +78,17 @@ class Drainer:
 async def below(durable: Durable, prefix: str) -> AsyncIterator[Unsaved]:
     """What is not durable at or below a key, each key once; others get their turn meanwhile."""
     seen: set[tuple[str, bool]] = set()
-    for number, unsaved in enumerate(durable.unsaved(prefix)):
-        if number % YIELD_ROWS == 0:
-            await trio.lowlevel.checkpoint()
-        what = unsaved.key, unsaved.state == SKIPPED
-        if what not in seen:
-            seen.add(what)
-            yield unsaved
+    found = list(durable.unsaved_written(prefix))
+    after_seq = 0
+    while True:
+        for unsaved in found:
+            what = unsaved.key, unsaved.state == SKIPPED
+            if what not in seen:
+                seen.add(what)
+                yield unsaved
+        await trio.lowlevel.checkpoint()
+        page = durable.unsaved_page(prefix, after_seq, PAGE_ROWS)
+        if not page:
+            return
+        found = [unsaved for _, unsaved in page]
+        after_seq = page[-1][0]

@@ -31,6 +31,7 @@ from mount.terminal import (
     size_text,
 )
 
+SILENCE_S = 30.0  # a worker that hangs is replaced before
 AGAIN_S = 0.2
 AGAIN_TRIES = 150  # a worker that died is replaced long before
 LISTED = 20
@@ -74,7 +75,7 @@ def answers(run: rundir.RunDir, request: Request) -> Iterator[Answer]:
         if timeout_s is not None:
             request.timeout_s = max(0.0, timeout_s - (time.monotonic() - began_s))
         try:
-            yield from control.stream(run.control, request)
+            yield from control.stream(run.control, request, SILENCE_S)
             return
         except control.Unanswered:
             if not run.is_live():

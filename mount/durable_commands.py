@@ -6,7 +6,6 @@ filesystem's requests in between. What goes wrong with one file is told, and the
 
 from __future__ import annotations
 
-import itertools
 import math
 import stat
 import time
@@ -171,14 +170,15 @@ class DurableCommands(DurableSide):
         return attr, "/".join(key_part(part) for part in parts)
 
     async def _unsaved(self, request: Request) -> Answer:
-        """A page of it; what changes meanwhile may be missed, or told twice."""
+        """A page of it, in order; what is being written comes with the first."""
         _, key = await self._target(request.path)
-        begin = max(0, request.after_cookie)
-        page = list(itertools.islice(self._durable.unsaved(key), begin, begin + PAGE_ENTRIES))
-        more = len(page) == PAGE_ENTRIES
+        after = max(0, request.after_cookie)
+        found = list(self._durable.unsaved_written(key)) if after == 0 else []
+        page = self._durable.unsaved_page(key, after, PAGE_ENTRIES)
+        found += [unsaved for _, unsaved in page]
         return Answer(
-            unsaved=[self._report(unsaved) for unsaved in page],
-            next_cookie=begin + PAGE_ENTRIES if more else 0,
+            unsaved=[self._report(unsaved) for unsaved in found],
+            next_cookie=page[-1][0] if len(page) == PAGE_ENTRIES else 0,
         )
 
     def _report(self, unsaved: Unsaved) -> UnsavedReport:
