@@ -54,7 +54,7 @@ _NO_CREDENTIALS = (
     boto_errors.NoCredentialsError,
     boto_errors.PartialCredentialsError,
     boto_errors.SSOError,
-    boto_errors.LoginError,
+    *((boto_errors.LoginError,) if hasattr(boto_errors, "LoginError") else ()),  # since 1.41
 )
 _FAILURES = (
     boto_errors.ClientError,
