@@ -6,6 +6,7 @@ import os
 import random
 import socket
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import trio
@@ -271,6 +272,50 @@ def test_prefetch_names_what_cannot_be_fetched(tmp_path: Path) -> None:
             [failed] = outcomes(answers)
             assert failed.path == b"run/gone"
             assert failed.text
+
+    run(main)
+
+
+class Comparing:
+    """Compares what is in memory with what is in the tier, byte by byte."""
+
+    node: CommandNode
+
+    async def verify(self, ino: int, progress: object = None) -> Compared:
+        [key] = self.node.paths.keys(ino)
+        attr = self.node.index.attr(ino)
+        assert attr is not None
+        kept = bytearray(attr.size)
+        self.node.tier.read_into(key, 0, memoryview(kept), None)
+        here = (self.node.arena.root / "data" / str(ino)).read_bytes()
+        return Compared("ok", "") if here == kept else Compared("damaged", "memory differs")
+
+
+class Compared(NamedTuple):
+    outcome: str
+    text: str
+
+
+def test_verify_tells_of_each_file(tmp_path: Path) -> None:
+    async def main() -> None:
+        comparing = Comparing()
+        node = comparing.node = CommandNode(tmp_path, MemoryTier(), verifier=comparing)
+        async with node.serving():
+            await node.mkdir("run")
+            for number in range(105):
+                await node.write(f"run/{number}", b"%d" % number)
+            await node.drained()
+            bad = await node.find("run/17")
+            assert bad is not None
+            node.store_bytes(bad.ino, b"71")
+            answers = await node.all_answers("verify", "run")
+            assert answers[-1].counts["done"] == 105
+            results = {result.path: result for result in outcomes(answers)}
+            assert len(results) == 105
+            assert [path for path, result in results.items() if result.outcome != "ok"] == [
+                b"run/17"
+            ]
+            assert results[b"run/17"].text == "memory differs"
 
     run(main)
 
