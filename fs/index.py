@@ -208,6 +208,11 @@ class Index:
             (self._ino_limit, self._cookie_limit),
         )
 
+    def reserve(self, count: int) -> None:
+        """Before a transaction that makes up to *count* (below `RESERVE_BLOCK` - 8) inodes, each with a name."""
+        if min(self._ino_limit - self._next_ino, self._cookie_limit - self._next_cookie) < count:
+            self._reserve_numbers()
+
     def next_ino(self) -> int:
         """A number no inode of this index ever had. Call inside a transaction."""
         assert self._next_ino < self._ino_limit
@@ -285,6 +290,10 @@ class Index:
         """A symlink's target."""
         row = self._db.execute("SELECT target FROM inode WHERE ino=?", (ino,)).fetchone()
         return None if row is None else row[0]
+
+    def set_target(self, ino: int, target: bytes) -> None:
+        """What was taken for a file is a symlink."""
+        self._db.execute("UPDATE inode SET target=? WHERE ino=?", (target, ino))
 
     def parent(self, ino: int) -> int:
         """A directory's parent."""
