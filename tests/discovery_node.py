@@ -65,8 +65,7 @@ class DiscoveryNode(DurableNode):
         found: dict[str, Attr] = {}
         cookie = 0
         while True:
-            await self.catalog.listed(attr.ino, cookie, PAGE_ROWS)
-            rows = self.catalog.scan(attr.ino, cookie, PAGE_ROWS)
+            rows = await self.catalog.entries(attr.ino, cookie, PAGE_ROWS)
             if not rows:
                 return found
             for row in rows:

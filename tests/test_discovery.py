@@ -7,10 +7,13 @@ import os
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import boto3
 import pytest
 import trio
+from botocore.config import Config
 from trio.testing import wait_all_tasks_blocked
 
 from fs.errors import FsError
@@ -18,10 +21,12 @@ from fs.objects import key_part
 from fs.tiers.directory import DirectoryTier
 from fs.tiers.faults import Call, FaultPlan
 from fs.tiers.memory import MemoryTier
+from fs.tiers.s3 import S3Tier
 from fs.tiers.tier import Tier, TierError, TierRefused
 from fs.types import RENAME_NOREPLACE, ROOT_INO, Change
 from tests.discovery_node import DiscoveryNode, calls, facts, filled
 from tests.durable_node import OP, DurableNode, contents, run
+from tests.tiers.lib import s3_tier
 
 
 def code_of(error: pytest.ExceptionInfo[FsError]) -> int | None:
@@ -158,19 +163,19 @@ def test_a_large_directory_is_listed_in_pages_without_a_storm(tmp_path: Path) ->
         began_s = time.monotonic()
         big = await node.find("big")
         assert big is not None
-        await node.catalog.listed(big.ino, 0, 1024)
-        rows = node.catalog.scan(big.ino, 0, 1024)
-        assert [row.name for row in rows] == [b"%06d" % number for number in range(1024)]
+        rows = await node.catalog.entries(big.ino, 0, 1024)
+        assert rows
+        assert [row.name for row in rows] == [b"%06d" % number for number in range(len(rows))]
         assert time.monotonic() - began_s < 5
         counted = calls(tier)
         assert counted["list"] <= 3, counted
-        assert counted["head"] <= 1100, counted
+        assert counted["head"] <= len(rows) + 1 < 1000, counted
 
         # the whole listing, without attributes (what a rename of the directory would begin with)
         began_s = time.monotonic()
         await node.catalog._finder.names([big.ino])
         assert time.monotonic() - began_s < 20
-        assert calls(tier) == {"list": 98}
+        assert calls(tier).keys() == {"list"}
         assert node.index.counts() == (count, 2)
         node.close()
 
@@ -768,6 +773,116 @@ def test_the_root_is_listed_ahead(tmp_path: Path) -> None:
         await node.write("new", b"1")
         assert await node.find("nothing") is None
         assert not calls(tier)
+        node.close()
+
+    run(main)
+
+
+# a real object store
+
+
+@pytest.fixture
+def s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S3Tier:
+    rgw = request.getfixturevalue("rgw")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", rgw.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", rgw.secret_key)
+    return s3_tier(rgw)
+
+
+def put_plainly(tier: S3Tier, objects: dict[str, bytes]) -> None:
+    """As any other tool does it: no metadata, no objects for directories."""
+    bucket, _, prefix = tier.describe().removeprefix("s3://").partition("/")
+    client = boto3.client(
+        "s3",
+        endpoint_url=tier._client._options.endpoint_url,
+        region_name="us-east-1",
+        config=Config(request_checksum_calculation="when_required"),
+    )
+    with ThreadPoolExecutor(8) as pool:
+        list(
+            pool.map(
+                lambda key: client.put_object(
+                    Bucket=bucket, Key=f"{prefix}/{key}", Body=objects[key]
+                ),
+                objects,
+            )
+        )
+
+
+@pytest.mark.services
+def test_a_bucket_that_others_filled(tmp_path: Path, s3: S3Tier) -> None:
+    objects = {f"step_{step}/shard-{n:03}": b"x" * n for step in range(5) for n in range(60)}
+    objects |= {"step_1/sub dir/ü +%/x&y": b"odd", "latest": b"step_4"}
+    put_plainly(s3, objects)
+
+    async def main() -> None:
+        began_s = time.monotonic()
+        node = DiscoveryNode(tmp_path / "one", s3)
+        assert await node.names() == ["latest"] + [f"step_{step}" for step in range(5)]
+        assert time.monotonic() - began_s < 3
+        async with node.running():
+            assert await node.read("latest") == b"step_4"
+            assert await node.read("step_1/sub dir/ü +%/x&y") == b"odd"
+            found = await node.entries("step_3")
+            assert {name: attr.size for name, attr in found.items()} == {
+                f"shard-{n:03}": n for n in range(60)
+            }
+            assert await node.find("step_3/shard-300") is None
+            # a directory that has no object gets one when something about it is to be kept
+            await node.chmod("step_2", 0o700)
+            await node.rename("step_1/sub dir", "moved")
+            with pytest.raises(FsError) as error:
+                await node.rmdir("step_4")
+            assert code_of(error) == errno.ENOTEMPTY
+            await node.write("step_0/shard-000", b"mine")
+            await node.unlink("step_0/shard-001")
+            await node.drained()
+            assert not node.store.caller.troubles
+        node.close()
+
+        again = DiscoveryNode(tmp_path / "two", s3)
+        async with again.running():
+            found = await again.everything()
+            assert stat.S_IMODE(found["step_2"].mode) == 0o700
+            assert await again.read("moved/ü +%/x&y") == b"odd"
+            assert await again.read("step_0/shard-000") == b"mine"
+            assert "step_1/sub dir" not in found
+            assert "step_0/shard-001" not in found
+            files = [path for path, attr in found.items() if stat.S_ISREG(attr.mode)]
+            assert len(files) == len(objects) - 1
+        again.close()
+
+    run(main)
+
+
+@pytest.mark.services
+def test_a_tree_comes_back_from_a_bucket(tmp_path: Path, s3: S3Tier) -> None:
+    test_a_tree_comes_back_as_it_was(tmp_path, s3)
+
+
+@pytest.mark.services
+@pytest.mark.slow
+def test_thousands_of_objects_in_a_bucket(tmp_path: Path, s3: S3Tier) -> None:
+    count = 4000
+    put_plainly(s3, {f"all/{number:05}": b"x" * (number % 7) for number in range(count)})
+
+    async def main() -> None:
+        node = DiscoveryNode(tmp_path, s3)
+        began_s = time.monotonic()
+        assert await node.names() == ["all"]
+        assert await node.find("all/03210") is not None
+        directory = await ino_of(node, "all")
+        rows = await node.catalog.entries(directory, 0, 1024)
+        assert 100 < len(rows) < count
+        assert all(row.attr.size == int(row.name) % 7 for row in rows)
+        assert time.monotonic() - began_s < 5, "the first entries do not wait for the last"
+        await node.catalog._finder.names([directory])
+        rows = node.catalog.scan(directory, 0, 2 * count)
+        assert {row.name: row.attr.size for row in rows} == {
+            b"%05d" % number: number % 7 for number in range(count)
+        }
         node.close()
 
     run(main)
