@@ -17,7 +17,14 @@ import trio
 
 from fs.errors import FsError
 from fs.retry import Backoff
-from fs.tiers.tier import Tier, TierBadBytes, TierError, TierObjectMissing, TierRefused
+from fs.tiers.tier import (
+    Tier,
+    TierBadBytes,
+    TierError,
+    TierObjectChanged,
+    TierObjectMissing,
+    TierRefused,
+)
 
 log = logging.getLogger("ckptfs.discovery")
 
@@ -43,7 +50,10 @@ class Asker:
         self.calls = 0
 
     async def ask(self, what: str, key: str, call: Callable[[], T]) -> T:
-        """What *call* returns at last. Raises TierObjectMissing, TierBadBytes, FsError EIO (Denied: it is refused)."""
+        """What *call* returns at last. Raises FsError EIO (Denied: it is refused), and what is an answer:
+
+        TierObjectMissing, TierObjectChanged, TierBadBytes (after some attempts).
+        """
         deadline = trio.current_time() + self._timeout_s
         backoff = Backoff()
         failed = "no answer"
@@ -55,7 +65,7 @@ class Asker:
                     return await trio.to_thread.run_sync(
                         call, limiter=self._limiter, abandon_on_cancel=True
                     )
-                except TierObjectMissing:
+                except (TierObjectMissing, TierObjectChanged):
                     raise
                 except TierBadBytes:
                     bad += 1

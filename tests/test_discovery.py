@@ -374,6 +374,7 @@ def test_a_directory_moves_with_all_that_was_never_looked_at(tmp_path: Path, tie
 
         second = DiscoveryNode(tmp_path / "second", tier)
         async with second.running():
+            assert await second.find("old") is not None
             await second.rename("old", "new")
             assert await second.find("old") is None
             assert await second.names() == ["new"]
