@@ -1,8 +1,9 @@
 """Fixtures: real mounts over both lanes, and a plain tmpfs to compare with.
 
 Tests that touch a mount get the marker `mount` by the fixtures they use, so `-m "not mount and not slow"`
-is the quick suite that needs neither root nor /dev/fuse. Without those such tests skip with the reason;
-with CI=true they fail, since a CI that silently skips the mount tests nothing.
+is the quick suite that needs neither root nor /dev/fuse. So do tests that use a real object store (`rgw`), besides
+the marker `services`. Where those are missing such tests skip with the reason; with CI=true they fail, since a CI
+that silently skips the mount tests nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any
 import pytest
 
 from tests import harness
+from tests import rgw as rgw_module
 from tests.harness import Mount
 from tests.posix.lib import end_children
+from tests.rgw import Rgw
 
 MOUNT_FIXTURES = {
     "lane",
@@ -54,6 +57,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if MOUNT_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.mount)
+        if "rgw" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.services)
+        # also where the fixture is asked for later, by name
+        if item.get_closest_marker("services") is not None:
             item.add_marker(pytest.mark.mount)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(DEFAULT_TIMEOUT_S))
@@ -160,6 +168,19 @@ def make_mount() -> Iterator[Callable[..., Mount]]:
     yield make
     for mount in reversed(made):
         mount.close()
+
+
+@pytest.fixture(scope="session")
+def rgw(_nothing_left: None) -> Iterator[Rgw]:
+    """A real S3 store on loopback, started when first asked for: tests.rgw says what it gives."""
+    reason = rgw_module.why_not()
+    if reason is not None and harness.in_ci():
+        pytest.fail(f"CI must be able to start an object store: {reason}")
+    if reason is not None:
+        pytest.skip(reason)
+    gateway = Rgw.start(harness.session_base() / "rgw")
+    yield gateway
+    gateway.close()
 
 
 @pytest.fixture(scope="session")

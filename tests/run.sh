@@ -41,6 +41,9 @@ getfattr attr
 capsh libcap2-bin
 setpriv util-linux
 mount mount
+radosgw radosgw
+ceph-mon ceph-mon
+ceph-osd ceph-osd
 LIST
     if command -v pkg-config >/dev/null && pkg-config --exists fuse3; then return; fi
     echo libfuse3-dev
