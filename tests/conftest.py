@@ -19,6 +19,7 @@ import pytest
 
 from tests import harness
 from tests import rgw as rgw_module
+from tests.faultproxy import FaultProxy
 from tests.harness import Mount
 from tests.posix.lib import end_children
 from tests.rgw import Rgw
@@ -181,6 +182,14 @@ def rgw(_nothing_left: None) -> Iterator[Rgw]:
     gateway = Rgw.start(harness.session_base() / "rgw")
     yield gateway
     gateway.close()
+
+
+@pytest.fixture
+def proxy(rgw: Rgw) -> Iterator[FaultProxy]:
+    """A proxy before `rgw` that fails as it is told (tests.s3faults); a failure of its own fails the test."""
+    with FaultProxy(rgw.port) as proxy:
+        yield proxy
+    assert proxy.errors == []
 
 
 @pytest.fixture(scope="session")

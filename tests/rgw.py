@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import os
 import random
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import boto3
+import botocore.loaders
+import botocore.session
 from botocore.config import Config
 
 COMMANDS = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
@@ -146,11 +149,15 @@ class Rgw:
             "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
         }
 
-    def client(self, endpoint_url: str | None = None, user: User | None = None) -> Any:
-        """A boto3 client of its own: to look at a bucket as anybody would."""
+    def client(
+        self, endpoint_url: str | None = None, user: User | None = None, **config: Any
+    ) -> Any:
+        """A boto3 client of its own: to look at a bucket as anybody would. *config*: of botocore's Config."""
         user = user or User(self.access_key, self.secret_key)
+        session = botocore.session.Session()
+        session.register_component("data_loader", _loader())
         # Named in full, so that nothing in the tests' environment changes it.
-        return boto3.session.Session().client(
+        return boto3.session.Session(botocore_session=session).client(
             "s3",
             endpoint_url=endpoint_url or self.endpoint_url,
             region_name=REGION,
@@ -161,7 +168,7 @@ class Rgw:
                 s3={"addressing_style": "path"},
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
-            ),
+            ).merge(Config(**config)),
         )
 
     def new_bucket(self) -> str:
@@ -175,6 +182,15 @@ class Rgw:
         number = next(self._numbers)
         user = User(f"AKIACKPTFSOTHER{number:05}", secrets.token_hex(20))
         self._create_user(f"other-{number}", user)
+        return user
+
+    def new_key(self) -> User:
+        """Other credentials of the user who owns the buckets, as after a rotation."""
+        user = User(f"AKIACKPTFSAGAIN{next(self._numbers):05}", secrets.token_hex(20))
+        self._command(
+            *("radosgw-admin", "-n", "client.rgw", "key", "create", "--uid=tests"),
+            *(f"--access-key={user.access_key}", f"--secret={user.secret_key}"),
+        )
         return user
 
     def close(self) -> None:
@@ -255,7 +271,7 @@ class Rgw:
         while not _answers(self.port):
             for process in self._processes:
                 if process.poll() is not None:
-                    raise AssertionError(f"{process.args} ended with {process.returncode}")
+                    raise AssertionError(f"{process.args!r} ended with {process.returncode}")
             if time.monotonic() > deadline:
                 raise AssertionError(f"no answer within {START_TIMEOUT_S} s")
             time.sleep(0.02)
@@ -266,6 +282,12 @@ class Rgw:
             if file.suffix in (".out", ".log") and file.stat().st_size:
                 ends.append(f"--- {file.name}\n{file.read_text(errors='replace')[-1500:]}")
         return "\n".join(ends)
+
+
+@functools.cache
+def _loader() -> Any:
+    # Reading botocore's description of S3 takes a quarter of a second: once for all.
+    return botocore.loaders.create_loader()
 
 
 def free_ports(count: int) -> list[int]:
