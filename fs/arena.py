@@ -36,6 +36,11 @@ class Arena:
         self._data_fd = os.open(root / DATA, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._clock_fd = os.open(root / CLOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether its use is found out by looking at every file."""
+        return self._bound_bytes is not None
+
     def close(self) -> None:
         """Let go of the directory; backing files stay."""
         os.close(self._data_fd)

@@ -36,6 +36,7 @@ class Content:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.generation_ended: list[GenerationEnded] = []
+        self.used: list[Callable[[int], None]] = []  # told of each open and release
         self._opens: dict[int, _Opens] = {}
 
     def adopt(self, handles: Iterable[tuple[int, int]]) -> None:
@@ -50,6 +51,8 @@ class Content:
 
     def opened(self, ino: int, flags: int, *, drop_privileges: bool = False) -> None:
         """Note an open with open(2) *flags*."""
+        for listener in self.used:
+            listener(ino)
         opens = self._opens.get(ino)
         if opens is None:
             opens = self._opens[ino] = _Opens()
@@ -63,6 +66,8 @@ class Content:
     def released(self, fh: int) -> bool:
         """Note a release; whether the inode has no opens left. A release not known of is one more."""
         ino = fh & FH_INO_MASK
+        for listener in self.used:
+            listener(ino)
         opens = self._opens.get(ino)
         if opens is None:
             return True

@@ -308,6 +308,10 @@ class Fetcher:
             self._leaving.discard(found.ino)
         return held
 
+    def is_fetching(self, ino: int) -> bool:
+        """Whether there is a cache of a file that is not resident."""
+        return ino in self._files
+
     def _busy(self, file: _File) -> bool:
         return bool(file.under_way or file.wanted_whole or self._content.is_open(file.ino))
 

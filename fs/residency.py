@@ -32,6 +32,10 @@ class Residency(Protocol):
         """Return when every byte is in the arena, and the index says so."""
         ...
 
+    async def before_writing(self, ino: int) -> None:
+        """A file has been opened for writing: make room for what it is expected to grow to, briefly."""
+        ...
+
     def drop(self, ino: int) -> None:
         """What is cached of a file that is not resident is not wanted any more."""
         ...
@@ -62,4 +66,22 @@ class Elsewhere(Protocol):
 
     async def fetched(self, ino: int, offset: int, size: int) -> AtHand | None:
         """The bytes, once they are in the arena; None when the whole file is resident by then."""
+        ...
+
+
+class Room(Protocol):
+    """Room in the arena, as whoever writes there in the application's place sees it."""
+
+    full_wait_s: float
+
+    def may_pass(self, fh: int) -> bool:
+        """Whether the kernel may move the bytes of an open itself: then nobody can hold its writes back."""
+        ...
+
+    def may_write(self, size: int) -> bool:
+        """Whether there is room for so many bytes beside what writers that cannot be held back will take."""
+        ...
+
+    async def wait_for(self, size: int, timeout_s: float) -> None:
+        """Ask for room; return when there may be some, or after *timeout_s*."""
         ...

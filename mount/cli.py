@@ -78,6 +78,7 @@ def cli() -> None:
 )
 @click.option("--force-plain", is_flag=True, default=None, help="Do not use kernel passthrough.")
 @click.option("--nonempty", is_flag=True, help="Mount over a directory that is not empty.")
+@click.option("--durable", hidden=True, help="A tier to write to: s3://BUCKET/PREFIX, file:///DIR.")
 @click.option("--set-aside", is_flag=True, help="Rename a kept arena and begin with an empty one.")
 def mount(
     mountpoint: str,
@@ -89,12 +90,14 @@ def mount(
     force_plain: bool | None,
     nonempty: bool,
     set_aside: bool,
+    durable: str | None,
 ) -> None:
     """Mount at MOUNTPOINT; returns when the filesystem answers.
 
     Example: ckptfs mount /ckpt --size 64GiB
     """
     flags = {
+        "durable": durable,
         "size": size,
         "name": name,
         "require_passthrough": None if allow_plain is None else not allow_plain,

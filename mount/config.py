@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from fs.errors import CkptfsError
+from fs.tiers.opening import check_url
+from fs.tiers.options import BadTierSetting, S3Options
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -29,6 +31,8 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """What a mount can be told. Times in seconds."""
 
     size: str = "50%"
+    durable: str = ""
+    s3: dict[str, Any] = {}
     name: str = ""
     require_passthrough: bool = False
     force_plain: bool = False
@@ -52,6 +56,17 @@ class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             if not 0.1 <= value <= 86400:
                 raise ConfigError(f"{field} = {value}: allowed are 0.1 to 86400 seconds")
         parse_size(self.size, 1 << 40)
+        if self.durable:
+            check_url(self.durable)
+            _checked_s3(self.s3)
+
+
+def _checked_s3(values: dict[str, Any]) -> None:
+    known = S3Options.__struct_fields__
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"[s3]: unknown key {key!r}; known are {', '.join(known)}")
+    msgspec.convert(values, S3Options)
 
 
 def parse_size(text: str, whole_bytes: int) -> int:
@@ -89,6 +104,6 @@ def load(path: Path | None, flags: dict[str, Any]) -> Settings:
     values |= {key: value for key, value in flags.items() if value is not None}
     try:
         return msgspec.convert(values, Settings)
-    except (msgspec.ValidationError, ConfigError) as error:
+    except (msgspec.ValidationError, ConfigError, BadTierSetting) as error:
         where = f"{path}: " if path is not None else ""
         raise ConfigError(f"{where}{error}") from error

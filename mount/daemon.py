@@ -18,7 +18,7 @@ import socket
 import sqlite3
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyfuse3
 import trio
@@ -30,10 +30,13 @@ from fs.errors import CkptfsError, IndexDamaged
 from fs.fuse_ops import FuseOps
 from fs.index import Index
 from fs.opentable import OpenTable
+from fs.reconcile import require_known
 from fs.vfs import Vfs
 from mount.backing import Backings
 from mount.budget import Budget
 from mount.control import Control
+from mount.durable import NodeDurable
+from mount.durable_commands import DurableCommands
 from mount.session import Session
 from mount.turns import TrioForPyfuse3
 
@@ -75,16 +78,32 @@ def _faults(directory: Path) -> Fault:
     return fault
 
 
-def open_vfs(settings: dict[str, Any], table: OpenTable, *, fresh: bool) -> Vfs:
+class Opened(NamedTuple):
+    """What a worker serves; the durable side and its commands are None without a durable tier."""
+
+    vfs: Vfs
+    durable: NodeDurable | None
+    commands: DurableCommands | None
+
+
+def open_vfs(settings: dict[str, Any], table: OpenTable, *, fresh: bool) -> Opened:
     """Index, catalog, content and arena, recovered. Raises CkptfsError when they cannot be trusted."""
     directory = Path(settings["index"])
     fault = _faults(directory) if settings["faults"] else no_fault
     fault("start")
     index = Index(directory / "index.sqlite", check=fresh)
     arena = Arena(Path(settings["arena"]), size_bytes=settings["bound_bytes"])
-    vfs = Vfs(index, EmbeddedCatalog(index, fault), Content(arena), fault)
+    content = Content(arena)
+    if settings["durable"] is None:
+        require_known(index, None)
+        vfs = Vfs(index, EmbeddedCatalog(index, fault), content, fault)
+        vfs.recover(table.opens(), fresh_mount=fresh)
+        return Opened(vfs, None, None)
+    durable = NodeDurable(settings["durable"], index, arena, content, fault)
+    catalog = EmbeddedCatalog(index, fault, durable.recorder)
+    vfs = Vfs(index, catalog, content, fault, durable.residence)
     vfs.recover(table.opens(), fresh_mount=fresh)
-    return vfs
+    return Opened(vfs, durable, durable.attach(vfs))
 
 
 def open_session(settings: dict[str, Any], table: OpenTable, device_fd: int, vfs: Vfs) -> Session:
@@ -110,6 +129,7 @@ class Link:
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
+        self.commands: DurableCommands | None = None
 
     def say(self, **message: Any) -> None:
         """Send one message."""
@@ -130,17 +150,31 @@ class Link:
         """A pong shows that the event loop turns. Ends the process when the supervisor is gone."""
         self._socket.setblocking(False)
         link = trio.socket.from_stdlib_socket(self._socket)
-        while data := await link.recv(MESSAGE_BYTES):
-            if json.loads(data)["type"] == "ping":
-                await link.send(json.dumps({"type": "pong"}).encode())
-        os._exit(0)
+        async with trio.open_nursery() as nursery:
+            while data := await link.recv(MESSAGE_BYTES):
+                message = json.loads(data)
+                if message["type"] == "ping":
+                    await link.send(json.dumps({"type": "pong"}).encode())
+                elif message["type"] == "drain":
+                    nursery.start_soon(self._drain, message["timeout_s"])
+            os._exit(0)
+
+    async def _drain(self, timeout_s: float) -> None:
+        left = 0
+        if self.commands is not None:
+            left = await self.commands.drainer.before_the_end(timeout_s)
+        self.say(type="drained", left=left)
 
 
-async def _serve(vfs: Vfs, session: Session, link: Link, control: socket.socket) -> None:
+async def _serve(opened: Opened, session: Session, link: Link, control: socket.socket) -> None:
+    vfs = opened.vfs
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.answer_pings)
         nursery.start_soon(session.pass_late_replies)
-        nursery.start_soon(Control(vfs).serve, control)
+        if opened.durable is not None:
+            link.commands = opened.commands
+            await opened.durable.start(nursery)
+        nursery.start_soon(Control(vfs, opened.commands).serve, control)
         nursery.start_soon(_announce, session, link)
         nursery.start_soon(_sweep, vfs)
         # a catalog that answers at once needs no second task, and is faster without
@@ -165,6 +199,8 @@ def main() -> None:
     _end_with(settings["supervisor_pid"])
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
+    # a service manager signals the whole group: the supervisor says when the worker's time has come
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the foreground is the supervisor's
     link = Link(settings["link_fd"])
     control = socket.socket(fileno=settings["control_fd"])
@@ -174,7 +210,7 @@ def main() -> None:
     order, _ = link.wait_for("open")
     try:
         table = OpenTable(Path(settings["index"]), fresh=order["fresh"])
-        vfs = open_vfs(settings, table, fresh=order["fresh"])
+        opened = open_vfs(settings, table, fresh=order["fresh"])
     except IndexDamaged as error:
         advice = "nothing was changed; repair it, or begin anew and keep it with --set-aside"
         link.say(type="failed", error=f"{error}; {advice}")
@@ -184,11 +220,11 @@ def main() -> None:
         sys.exit(1)
     link.say(type="opened")
     _, (device_fd,) = link.wait_for("serve")
-    session = open_session(settings, table, device_fd, vfs)
+    session = open_session(settings, table, device_fd, opened.vfs)
     pyfuse3.trio = TrioForPyfuse3(session)  # type: ignore[attr-defined]
-    pyfuse3.init(FuseOps(vfs), f"/dev/fd/{session.theirs.fileno()}", {"default_permissions"})
+    pyfuse3.init(FuseOps(opened.vfs), f"/dev/fd/{session.theirs.fileno()}", {"default_permissions"})
     try:
-        trio.run(_serve, vfs, session, link, control)
+        trio.run(_serve, opened, session, link, control)
     finally:
         pyfuse3.close(unmount=False)
 

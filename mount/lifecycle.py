@@ -211,6 +211,7 @@ def _supervisor_settings(
         "index": str(run.index),
         "bound_bytes": bound_bytes,
         "passthrough": not settings.force_plain,
+        "durable": {"url": settings.durable, "s3": settings.s3} if settings.durable else None,
         "faults": bool(os.environ.get("CKPTFS_FAULTS")),
         "no_resend": bool(os.environ.get("CKPTFS_NO_RESEND")),
     }

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import trio
-from fs.tiers.memory import MemoryTier
 
 from fs.checksums import digest
 from fs.errors import FsError
 from fs.objects import parse_metadata
 from fs.reconcile import reconcile
 from fs.store import Sizes
+from fs.tiers.memory import MemoryTier
 from fs.tiers.tier import TierError
 from fs.types import RENAME_EXCHANGE
 from tests.durable_node import MIB, DurableNode, contents, run
