@@ -171,10 +171,15 @@ class Rgw:
             ).merge(Config(**config)),
         )
 
+    @functools.cached_property
+    def owner(self) -> Any:
+        """A boto3 client for whoever needs none of his own."""
+        return self.client()
+
     def new_bucket(self) -> str:
         """The name of an empty bucket that nobody else uses."""
         name = f"bucket-{next(self._numbers)}"
-        self.client().create_bucket(Bucket=name)
+        self.owner.create_bucket(Bucket=name)
         return name
 
     def add_user(self) -> User:
@@ -184,9 +189,10 @@ class Rgw:
         self._create_user(f"other-{number}", user)
         return user
 
-    def new_key(self) -> User:
+    @functools.cache  # noqa: B019 (there is one gateway)
+    def second_key(self) -> User:
         """Other credentials of the user who owns the buckets, as after a rotation."""
-        user = User(f"AKIACKPTFSAGAIN{next(self._numbers):05}", secrets.token_hex(20))
+        user = User("AKIACKPTFSAGAIN00000", secrets.token_hex(20))
         self._command(
             *("radosgw-admin", "-n", "client.rgw", "key", "create", "--uid=tests"),
             *(f"--access-key={user.access_key}", f"--secret={user.secret_key}"),

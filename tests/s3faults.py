@@ -207,7 +207,8 @@ def truncate_request(after_bytes: int, *, consistent: bool = False) -> Fault:
     def truncated_request(exchange: Exchange) -> None:
         body = first_bytes(exchange.body(), after_bytes)
         if consistent:
-            reply = exchange.forward(exchange.head.plus(Content_Length=str(after_bytes)), body)
+            length = min(after_bytes, exchange.head.body_bytes() or 0)
+            reply = exchange.forward(exchange.head.plus(Content_Length=str(length)), body)
             exchange.drain()
             exchange.relay(reply)
             return
@@ -230,7 +231,8 @@ def truncate_answer(after_bytes: int, *, consistent: bool = False) -> Fault:
     def truncated_answer(exchange: Exchange) -> None:
         reply = exchange.forward()
         body = first_bytes(exchange.answer_body(reply), after_bytes)
-        told = reply.plus(Content_Length=str(after_bytes)) if consistent else reply
+        length = min(after_bytes, reply.body_bytes() or 0)
+        told = reply.plus(Content_Length=str(length)) if consistent else reply
         exchange.relay(told, body)
         exchange.end()
 

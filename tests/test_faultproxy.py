@@ -57,7 +57,7 @@ def plain_client(
 def stored(rgw: Rgw, bucket: str, key: str = "key") -> bytes | None:
     """What the store holds, asked for beside the proxy."""
     try:
-        return bytes(rgw.client().get_object(Bucket=bucket, Key=key)["Body"].read())
+        return bytes(rgw.owner.get_object(Bucket=bucket, Key=key)["Body"].read())
     except ClientError as error:
         assert error.response["Error"]["Code"] == "NoSuchKey"
         return None
@@ -197,7 +197,7 @@ def test_connections_that_end_while_storing(
 def test_answers_that_do_not_come_whole(
     rgw: Rgw, proxy: FaultProxy, client: Any, bucket: str, fault: Any, errors: Any
 ) -> None:
-    rgw.client().put_object(Bucket=bucket, Key="key", Body=DATA)
+    rgw.owner.put_object(Bucket=bucket, Key="key", Body=DATA)
     proxy.inject(fault)
     started_s = time.monotonic()
     with pytest.raises(errors):
@@ -209,7 +209,7 @@ def test_answers_that_do_not_come_whole(
 def test_bytes_that_are_damaged_on_the_way(
     rgw: Rgw, proxy: FaultProxy, client: Any, bucket: str
 ) -> None:
-    rgw.client().put_object(Bucket=bucket, Key="key", Body=DATA)
+    rgw.owner.put_object(Bucket=bucket, Key="key", Body=DATA)
     damaged = bytearray(DATA)
     damaged[MIB + 5] ^= 1
     proxy.inject(s3faults.flip_byte_of_answer(MIB + 5), operation="get_object")
@@ -277,7 +277,7 @@ def test_credentials_that_are_over(rgw: Rgw, proxy: FaultProxy, client: Any, buc
     for _ in range(2):
         with pytest.raises(ClientError, match="ExpiredToken"):
             client.put_object(Bucket=bucket, Key="key", Body=DATA)
-    new = rgw.client(proxy.url, rgw.new_key())
+    new = rgw.client(proxy.url, rgw.second_key())
     new.put_object(Bucket=bucket, Key="key", Body=DATA)
     assert stored(rgw, bucket) == DATA
 

@@ -25,6 +25,7 @@ import botocore.loaders
 import botocore.session
 from botocore.config import Config
 from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
 
 from fs.tiers.options import S3Options
 from fs.tiers.s3errors import SKEWED, Answer, explain, is_unsure, kind_of, wants_credentials
@@ -47,6 +48,7 @@ _MAY_PASS = (
     boto_errors.TokenRetrievalError,
     ResponseParserError,
     HTTPException,
+    HTTPError,  # botocore passes it on when a refusal of a GET is cut off
     OSError,
 )
 _BAD_BYTES = (boto_errors.ChecksumError, boto_errors.FlexibleChecksumError)
@@ -61,6 +63,7 @@ _FAILURES = (
     boto_errors.BotoCoreError,
     ResponseParserError,
     HTTPException,
+    HTTPError,
     OSError,
     ValueError,
     # botocore on answers that it did not expect
@@ -255,14 +258,27 @@ def _session() -> Any:
     return session
 
 
-def _clean_answer(response_dict: Any, customized_response_dict: Any, **_: Any) -> None:
+def _clean_answer(
+    operation_model: Any, response_dict: Any, customized_response_dict: Any, **_: Any
+) -> None:
+    body = response_dict["body"]
+    if operation_model.http.get("method") != "HEAD":
+        _check_whole(response_dict["headers"], body)
     # Answers repeat keys as they are, and some characters of them make them unreadable as XML. Listings encode the
     # keys that matter; what else they repeat is not to be used then.
-    body = response_dict["body"]
     cleaned = clean_xml(body) if isinstance(body, bytes) else body
     if cleaned != body:
         response_dict["body"] = cleaned
         customized_response_dict[CLEANED] = True
+
+
+def _check_whole(headers: Any, body: Any) -> None:
+    # Neither urllib3 nor botocore does, and half of "no such key" would be the page of somebody else.
+    announced = headers.get("content-length", "")
+    if not isinstance(body, bytes) or headers.get("content-encoding") or not announced.isdigit():
+        return
+    if len(body) < int(announced):
+        raise boto_errors.IncompleteReadError(actual_bytes=len(body), expected_bytes=int(announced))
 
 
 def _answer(error: Any) -> Answer:
