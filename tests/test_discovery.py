@@ -128,6 +128,21 @@ def test_names_are_found_without_listing(tmp_path: Path) -> None:
     run(main)
 
 
+def test_what_is_found_by_its_name_alone_is_what_it_is(tmp_path: Path, tier: Tier) -> None:
+    tier.put("d/f", b"abc", {})
+    tier.put("d/sub/", b"", {})
+
+    async def main() -> None:
+        node = DiscoveryNode(tmp_path / "node", tier)
+        for path, kind in (("d/f", stat.S_IFREG), ("d/sub", stat.S_IFDIR), ("d", stat.S_IFDIR)):
+            found = await node.find(path)
+            assert found is not None and stat.S_IFMT(found.mode) == kind, path
+        assert await node.find("d/f/below") is None
+        node.close()
+
+    run(main)
+
+
 def test_many_lookups_list_the_directory_along_the_way(tmp_path: Path) -> None:
     tier = filled({f"f{number:04}": b"." for number in range(1000)}, page_size=100)
 

@@ -94,6 +94,8 @@ class Listing:
                 found = again  # replaced between the two
         except (FileNotFoundError, NotADirectoryError):
             return None
+        if stat.S_ISDIR(found.st_mode) != key.endswith("/"):
+            return None
         if stat.S_ISDIR(found.st_mode):
             return None if record is None else ListedObject(key, 0, record.etag, found.st_mtime_ns)
         etag = f"{found.st_size:x}-{found.st_mtime_ns:x}-{found.st_ino:x}"
