@@ -76,13 +76,19 @@ class Caller:
 
     async def call(self, key: str, what: str, function: Callable[[], T]) -> T:
         """What *function* returns at last. TierObjectMissing, TierObjectChanged and TierUploadMissing are answers."""
+        try:
+            return await self._until_answered(key, what, function)
+        finally:
+            # also when nobody wants it any more
+            self.troubles.pop(key, None)
+
+    async def _until_answered(self, key: str, what: str, function: Callable[[], T]) -> T:
         backoff = Backoff()
         since_ns = 0
         while True:
             try:
-                result = await trio.to_thread.run_sync(function, limiter=self.limiter)
+                return await trio.to_thread.run_sync(function, limiter=self.limiter)
             except (TierObjectMissing, TierObjectChanged, TierUploadMissing):
-                self.troubles.pop(key, None)
                 raise
             except TierError as error:
                 since_ns = since_ns or time.time_ns()
@@ -92,14 +98,8 @@ class Caller:
                 trouble = Trouble(key, str(error), since_ns, backoff.attempts, refused)
                 self.troubles[key] = trouble
                 self._log(what, trouble)
-                with trio.move_on_after(wait_s):
-                    await self._hurry.wait()
-                continue
-            except BaseException:
-                self.troubles.pop(key, None)
-                raise
-            self.troubles.pop(key, None)
-            return result
+            with trio.move_on_after(wait_s):
+                await self._hurry.wait()
 
     def _log(self, what: str, trouble: Trouble) -> None:
         now_s = time.monotonic()
