@@ -10,8 +10,10 @@ What it keeps true:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import trio
@@ -22,7 +24,7 @@ from fs.journal import Kind, Row
 from fs.ledger import Entry, own_orphans
 from fs.objects import metadata_of
 from fs.store import Store
-from fs.tiers.tier import TierError, TierUploadMissing
+from fs.tiers.tier import Meta, Tier, TierRefused, TierUploadMissing
 from fs.types import Attr
 
 log = logging.getLogger("ckptfs.writeback")
@@ -124,21 +126,22 @@ class Upload:
         self, attr: Attr, digests: Digests, part_bytes: int
     ) -> tuple[int, str, dict[int, str], bool]:
         """(ledger id, upload id, ETags of parts that are there, whether it was begun now)."""
-        store, row, tier = self._store, self.row, self._store.tier
+        store, row = self._store, self.row
         for entry in store.ledger.entries():
             if _continues(entry, row, digests, part_bytes):
                 assert entry.upload_id is not None
                 sent = await self._resume(entry, attr.size, part_bytes)
                 return entry.id, entry.upload_id, sent, False
-        before = await trio.to_thread.run_sync(self._listed, limiter=store.caller.limiter)
+        before = await store.call(row, "listing uploads of", self._listed)
         entry_id = store.ledger.begin(
             row.key, row.ino, row.generation, digests.whole, part_bytes, before, store.now_ns()
         )
         self.entry_id = entry_id
         store.fault("upload:intended")
         meta = metadata_of(attr, digests)
+        (entry,) = (entry for entry in store.ledger.entries() if entry.id == entry_id)
         upload_id = await store.call(
-            row, "beginning the upload of", lambda: tier.start(row.key, meta)
+            row, "beginning the upload of", _starting(store.tier, entry, meta)
         )
         store.fault("upload:started")
         store.ledger.named(entry_id, upload_id)
@@ -149,7 +152,7 @@ class Upload:
         try:
             found = self._store.tier.uploads(self.row.key)
             return [upload.upload_id for upload in found if upload.key == self.row.key]
-        except TierError:
+        except TierRefused:  # who may not list may still begin
             return None
 
     async def _resume(self, entry: Entry, size: int, part_bytes: int) -> dict[int, str]:
@@ -214,6 +217,23 @@ class Upload:
         return etag
 
 
+def _starting(tier: Tier, entry: Entry, meta: Meta) -> Callable[[], str]:
+    """Begins the upload; when tried again, after giving up what an attempt began whose answer was lost."""
+    asked = False
+
+    def start() -> str:
+        nonlocal asked
+        if asked and entry.before is not None:
+            with contextlib.suppress(TierRefused):  # who may not list or abort may still begin
+                for upload_id in own_orphans(entry, tier.uploads(entry.key)):
+                    tier.abort(entry.key, upload_id)
+                    log.info("upload of %s was begun twice; one is aborted", entry.key)
+        asked = True
+        return tier.start(entry.key, meta)
+
+    return start
+
+
 def _continues(entry: Entry, row: Row, digests: Digests, part_bytes: int) -> bool:
     mine = (entry.key, entry.ino, entry.generation) == (row.key, row.ino, row.generation)
     same = (entry.whole, entry.part_bytes) == (digests.whole, part_bytes)
@@ -229,8 +249,13 @@ class Janitor:
 
     async def sweep(self, in_use: set[int]) -> None:
         """Once over the ledger. *in_use*: ledger ids of uploads under way."""
-        for entry in self._store.ledger.entries():
+        entries = self._store.ledger.entries()
+        # their ids are not known yet: what is listed may be theirs
+        beginning = {each.key for each in entries if each.id in in_use and each.upload_id is None}
+        for entry in entries:
             if entry.id in in_use or self._is_wanted(entry):
+                continue
+            if entry.upload_id is None and entry.key in beginning:
                 continue
             if entry.upload_id is None:
                 await self._abort_unnamed(entry)
@@ -260,5 +285,7 @@ class Janitor:
         listed = await self._store.caller.call(
             entry.key, "listing uploads of", lambda: list(self._store.tier.uploads(entry.key))
         )
-        for upload_id in own_orphans(entry, listed):
+        known = {each.upload_id for each in self._store.ledger.entries()}
+        unknown = [found for found in listed if found.upload_id not in known]
+        for upload_id in own_orphans(entry, unknown):
             await self._abort(entry, upload_id)
