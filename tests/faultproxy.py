@@ -29,6 +29,8 @@ from tests.s3requests import Request, request_of
 UPSTREAM_TIMEOUT_S = 60.0
 LINGER_S = 2.0
 POLL_S = 0.02
+# What other readers of the bucket can see.
+CHANGES = ("put_object", "complete_multipart_upload", "copy_object", "delete_object")
 
 
 class Ended(Exception):
@@ -102,10 +104,17 @@ class Exchange:
 
         Raises ConnectionError when the store ends instead.
         """
+        if self.proxy.on_change is None or self.request.operation not in CHANGES:
+            return self._forward(head, body)
+        with self.proxy._one_change:
+            answer = self._forward(head, body)
+            self.proxy.on_change(self.request)
+        return answer
+
+    def _forward(self, head: Head | None, body: Iterable[bytes] | None) -> Head:
         upstream = self.connection.upstream()
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # it may have answered already
+        # it may have answered already, and read no more
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             upstream.send((head or self.head).without("expect").encode())
             for piece in self.body() if body is None else body:
                 upstream.send(piece)
@@ -197,6 +206,9 @@ class FaultProxy:
         self.upstream = ("127.0.0.1", port)
         self.requests: list[Request] = []
         self.errors: list[str] = []  # of the proxy itself: a test should find none
+        # Called after each change of what the bucket shows, while no other change is under way.
+        self.on_change: Callable[[Request], None] | None = None
+        self._one_change = threading.Lock()
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
         self._healed = threading.Event()

@@ -28,6 +28,7 @@ from fs.tiers.tier import (
     Tier,
     TierBadBytes,
     TierError,
+    TierObjectChanged,
     TierObjectMissing,
     TierRefused,
     TierUploadMissing,
@@ -503,6 +504,29 @@ def test_an_error_inside_of_a_success_while_copying_in_parts_leaves_no_upload(
         assert "new" not in store.objects()
     tier.copy("there", "new", META, etag)
     assert store.objects()["new"] == data
+
+
+def test_a_success_that_says_nothing_is_none(tier: S3Tier, store: Store, proxy: FaultProxy) -> None:
+    etag = store.put("there")
+
+    def empty(exchange: Exchange) -> None:
+        exchange.relay(Head("HTTP/1.1 200 OK", [("Connection", "close")]), [])
+        exchange.end()
+
+    calls: list[Callable[[], Any]] = [
+        lambda: tier.head("there"),
+        lambda: tier.read("there", MIB),
+        lambda: filled(tier, "there", 0, MIB, etag),
+        lambda: tier.put("there", DATA, META),
+        lambda: tier.copy("there", "new", META, etag),
+        lambda: tier.start("parts", META),
+    ]
+    for call in calls:
+        with proxy.inject(empty, times=None), pytest.raises(TierError) as caught:
+            call()
+        # without an ETag it is not the version that was asked for
+        assert type(caught.value) in (TierError, TierBadBytes, TierObjectChanged)
+    assert tier.head("there").etag == etag
 
 
 # time

@@ -167,6 +167,8 @@ class S3Tier:
         return etag
 
     def _info(self, key: str, answer: Any) -> ObjectInfo:
+        if "ContentLength" not in answer:
+            raise TierError(f"{self.url(key)}: the store's answer names no length")
         return ObjectInfo(
             key=key,
             size=answer["ContentLength"],
