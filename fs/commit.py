@@ -17,7 +17,7 @@ import stat
 import trio
 
 from fs.checksums import MIN_BLOCK_BYTES, Digests, digest, hash_file
-from fs.journal import Kind, Row, State
+from fs.journal import BEGUN, Kind, Row, State
 from fs.objects import metadata_of, parse_metadata
 from fs.objecttable import DurableObject
 from fs.store import Store
@@ -46,7 +46,7 @@ class Committer:
 
     async def commit(self, row: Row, upload: Upload | None) -> None:
         """Execute a row, or leave it as it is when it is no longer what it was."""
-        if row.committing and row.seq not in self._begun and not await self._settle(row):
+        if row.committing == BEGUN and row.seq not in self._begun and not await self._settle(row):
             return
         if row.kind == Kind.DELETE:
             await self._delete(row)

@@ -9,6 +9,9 @@ What it keeps true:
 - Bytes that a row needs stay: an inode without links is kept as long as a row names it (`keeps`). A small file
   is not rewritten under its row (`overwriting`): a marker must not name what comes after it in the list.
 - A row whose effect may be visible already (`committing`) is never taken back; what undoes it comes behind it.
+- Bytes that are in the tier only are not lost by moving names: a copy is made before what it is made from goes or is
+  replaced. Where a name that was moved is moved on, and its old place is taken by then, the name in between is shown,
+  too, as it was (`FIXED`): there is no other place for its bytes.
 - Something that was never uploaded is removed or renamed: the states in which it was there can no longer be
   shown. From its position to the end of the list the rows lead to one later state (a jump, `settle_jumps`): what was
   rewritten since appears only as it is last, and deletions wait for everything else. So no marker appears whose data
@@ -31,6 +34,7 @@ from fs.paths import Paths
 from fs.types import Attr
 
 KEEP_REPLACED_BYTES = 16 << 20  # a file replaced by a rename is still uploaded up to this size
+BEGUN, FIXED = 1, 2  # committing: it may be visible; it is not yet, and must become so
 _COLUMNS = "seq,tree,kind,key,ino,generation,source,state,committing,forced,at_ns"
 
 
@@ -269,10 +273,57 @@ class Journal:
         for row in self.at(key):
             if row.committing or row.kind == Kind.DELETE:
                 continue
-            self._remove(row)
+            if self._is_only_way(row):
+                self._fix(row)
+                continue
+            self._take_back(row)
             if row.kind != Kind.META:
                 self._jump(row)
         self._delete(key)
+
+    # copies of what is in the tier only
+
+    def _is_overtaken(self, row: Row) -> bool:
+        """Whether what a copy is made from is another's by the end of the list."""
+        return row.source is not None and any(
+            later.seq > row.seq and later.kind != Kind.DELETE for later in self.at(row.source)
+        )
+
+    def _is_only_way(self, row: Row) -> bool:
+        """Whether another name of the inode gets its bytes from a copy that nobody else wants any more."""
+        attr = self._index.attr(row.ino) if row.kind == Kind.COPY else None
+        if attr is None or attr.resident or not stat.S_ISREG(attr.mode):
+            return False
+        return any(other.kind == Kind.PUT for other in self.of(row.ino))
+
+    def _fix(self, row: Row) -> None:
+        """Let a copy be made whatever becomes of its name."""
+        self._db.execute("UPDATE journal SET committing=? WHERE seq=?", (FIXED, row.seq))
+
+    def _take_back(self, row: Row) -> None:
+        """Nobody wants a row's effect; nor that of the copy it was to be made from."""
+        self._remove(row)
+        if row.source is None or self._is_copied(row.source):
+            return
+        for earlier in self.at(row.source):
+            if earlier.committing == FIXED and not self._is_only_way(earlier):
+                self._take_back(earlier)
+
+    def _is_copied(self, key: str) -> bool:
+        query = "SELECT 1 FROM journal WHERE kind=? AND source=? LIMIT 1"
+        return self._db.execute(query, (Kind.COPY, key)).fetchone() is not None
+
+    def _is_back(self, row: Row, new: str) -> bool:
+        """Whether a name is moved back to where its bytes still lie: then they stay. Says so in the list."""
+        if row.source != new:
+            return False
+        self._db.execute("DELETE FROM journal WHERE key=? AND kind=?", (new, Kind.DELETE))
+        self._db.execute(
+            "UPDATE journal SET committing=0 WHERE key=? AND committing=?", (new, FIXED)
+        )
+        if not self.claims(new):
+            self._append(Kind.META, new, row.ino, row.generation, like=row)
+        return True
 
     def _jump(self, gone: Row) -> None:
         """What is behind a row that has left its position leads to the state at the end of the list."""
@@ -301,7 +352,10 @@ class Journal:
             if not around or row.committing:
                 kept.append(row)
             elif row.kind == Kind.DELETE:
-                if not any(self._has_others(tree, *jump) for jump in around):
+                if self._is_replaced(row, max(jump[1] for jump in around)):
+                    with self._index.transaction():
+                        self._remove(row)
+                elif not any(self._has_others(tree, *jump) for jump in around):
                     kept.append(row)
             elif row.kind == Kind.PUT and self._is_superseded(row, max(jump[1] for jump in around)):
                 with self._index.transaction():
@@ -324,6 +378,14 @@ class Journal:
         values = (tree, after_seq, upto_seq, Kind.DELETE, State.LIVE)
         return self._db.execute(query, values).fetchone() is not None
 
+    def _is_replaced(self, row: Row, upto_seq: int) -> bool:
+        """Whether what is to be deleted has a successor that is not to be deleted."""
+        query = (
+            "SELECT 1 FROM journal WHERE key=? AND seq>? AND seq<=? AND kind IN (?,?) AND state=?"
+        )
+        values = (row.key, row.seq, upto_seq, Kind.PUT, Kind.COPY, State.LIVE)
+        return self._db.execute(query, values).fetchone() is not None
+
     def _is_superseded(self, row: Row, upto_seq: int) -> bool:
         query = "SELECT 1 FROM journal WHERE key=? AND seq>? AND seq<=? AND kind IN (?,?) LIMIT 1"
         values = (row.key, row.seq, upto_seq, Kind.PUT, Kind.COPY)
@@ -343,9 +405,12 @@ class Journal:
         for row in rows:
             if row.kind == Kind.PUT and row.state == State.LIVE and self._is_kept(row):
                 continue
+            if self._is_only_way(row):
+                self._fix(row)
+                continue
             if position is None and row.kind != Kind.META and row.state == State.LIVE:
                 position = row
-            self._remove(row)
+            self._take_back(row)
         return position
 
     def _is_kept(self, row: Row) -> bool:
@@ -372,12 +437,19 @@ class Journal:
 
     def _rename_keys(self, pairs: Iterable[tuple[str, str]], place: Row | None) -> None:
         moves = dict(pairs)
+        taken = set(moves.values())
         pending: list[Row] = []
         copies: list[tuple[int, str, int, int]] = []
         deletions: list[tuple[int, str]] = []
         for old in moves:
             rows = self.at(old)
             # of replaced files that are still to be uploaded: under the old name, they were never under the new one
+            for row in rows:
+                if row.committing or row.kind != Kind.COPY:
+                    continue
+                if self._is_overtaken(row) or row.source in taken - {moves[old]}:
+                    self._fix(row)
+            rows = self.at(old)
             movable = [row for row in rows if not row.committing and row.kind != Kind.DELETE]
             visible = self._objects.get(old)
             begun = [row for row in rows if row.committing and row.kind != Kind.DELETE]
@@ -389,20 +461,22 @@ class Journal:
                     self._jump(row)
             if moved is not None:
                 pending.append(moved)
+            elif rows and rows[-1].kind == Kind.DELETE:
+                pass  # the name is gone already
             elif begun:
                 copies.append((begun[-1].at_ns, old, begun[-1].ino, begun[-1].generation))
-            elif visible is not None and not (rows and rows[-1].kind == Kind.DELETE):
+            elif visible is not None:
                 copies.append((visible.at_ns, old, visible.ino, visible.generation))
             if begun or visible is not None:
                 deletions.append((visible.at_ns if visible else begun[-1].at_ns, old))
+        pending = [row for row in pending if not self._is_back(row, moves[row.key])]
         sources = {row.source for row in pending if row.source is not None}
         for at_ns, old, ino, generation in sorted(copies):
             del at_ns
-            self._append(
-                Kind.COPY, moves[old], ino, generation, old, seq=self._taken(place, moves[old])
-            )
+            seq = self._taken(place, moves[old], old)
+            self._append(Kind.COPY, moves[old], ino, generation, old, seq=seq)
         for row in sorted(pending):
-            seq = self._taken(place, moves[row.key])
+            seq = self._taken(place, moves[row.key], row.source)
             key = moves[row.key]
             self._append(
                 Kind(row.kind), key, row.ino, row.generation, row.source, seq=seq, like=row
@@ -412,8 +486,13 @@ class Journal:
         for _, old in sorted(deletions, reverse=True):
             self._delete(old)
 
-    def _taken(self, place: Row | None, key: str) -> int:
-        return place.seq if place is not None and place.key == key else 0
+    def _taken(self, place: Row | None, key: str, source: str | None) -> int:
+        """The position of what is replaced; 0 where what a copy is made from is not there by then."""
+        if place is None or place.key != key:
+            return 0
+        rows = [] if source is None else self.at(source)
+        later = any(row.seq > place.seq and row.kind != Kind.DELETE for row in rows)
+        return 0 if later else place.seq
 
     def _behind(self, key: str) -> None:
         """The deletion of what a copy is made from stays behind the copy."""
@@ -445,6 +524,9 @@ class Journal:
     def uncommit(self, row: Row) -> None:
         """It turned out not to be visible. A row behind it for the same key makes it superfluous."""
         behind = [later for later in self.at(row.key) if later.seq > row.seq]
+        if row.kind == Kind.COPY and (self._is_copied(row.key) or self._is_only_way(row)):
+            self._fix(row)
+            return
         if any(later.kind != Kind.META for later in behind):
             self._remove(row)
             return
