@@ -14,7 +14,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from tests.faultproxy import Exchange, Fault
+from tests.exchange import Exchange, Fault
 from tests.httpwire import Head
 from tests.s3requests import Request
 

@@ -23,7 +23,8 @@ from botocore.exceptions import (
 )
 
 from tests import harness, s3faults
-from tests.faultproxy import Exchange, FaultProxy
+from tests.exchange import Exchange
+from tests.faultproxy import FaultProxy
 from tests.rgw import Rgw, User
 
 MIB = 1 << 20

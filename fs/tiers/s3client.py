@@ -177,6 +177,11 @@ class S3Client:
             )
         if isinstance(error, _NOT_UNDERSTOOD):
             return TierError(f"{what} {url}: the store's answer was not understood: {error!r}")
+        if isinstance(error, boto_errors.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return TierRefused(
+                f"{what} {url}: {error}; if the store's certificate is one of your own, name the file of those to"
+                " trust by the option ca_bundle"
+            )
         if isinstance(error, _MAY_PASS):
             return TierError(f"{what} {url}: {error}")
         return TierRefused(f"{what} {url}: {error}")
