@@ -174,12 +174,10 @@ NOT_STORED = {
     "InternalError": s3faults.internal_error(),
     "reset-before": s3faults.reset_before_body(),
     "reset-after": s3faults.reset_after_body(),
-    "black-hole": s3faults.black_hole(),
 }
 STORED = {
     "then-503": s3faults.stored_then(503, "SlowDown"),
     "then-500": s3faults.stored_then(500, "InternalError"),
     "then-reset": s3faults.reset_when_stored(),
-    "then-nothing": s3faults.black_hole_when_stored(),
 }
-TIMING_OUT = ("black-hole", "then-nothing")
+SILENT = {"black-hole": s3faults.black_hole(), "then-nothing": s3faults.black_hole_when_stored()}

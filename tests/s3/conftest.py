@@ -35,12 +35,15 @@ def environment(monkeypatch: pytest.MonkeyPatch, rgw: Rgw) -> None:
 
 @pytest.fixture
 def make_tier(environment: None, proxy: FaultProxy, store: Store) -> Callable[..., S3Tier]:
-    """Makes tiers in the bucket of `store`, through `proxy`; keywords are S3Options. They wait long, if not told."""
+    """Makes tiers in the bucket of `store` (or *bucket*), through `proxy`; keywords are S3Options.
 
-    def make(**changes: Any) -> S3Tier:
+    They wait long, if not told.
+    """
+
+    def make(bucket: str = store.bucket, **changes: Any) -> S3Tier:
         defaults = {"endpoint_url": proxy.url, "region": REGION}
         timeouts = {"connect_timeout_s": 20.0, "read_timeout_s": 20.0}
-        return S3Tier(store.bucket, PREFIX, S3Options(**(defaults | timeouts | changes)))
+        return S3Tier(bucket, PREFIX, S3Options(**(defaults | timeouts | changes)))
 
     return make
 

@@ -94,7 +94,7 @@ def test_a_refusal_that_comes_in_part(
             time.sleep(0.02)
             {"reset": exchange.reset, "cut": exchange.end, "stall": exchange.hang}[spoil]()
 
-    for spoil in ("reset", "cut", "stall"):
+    for spoil in ("reset", "cut", "stall") if make is read else ("reset", "cut"):
         with subtests.test(spoil):
             with proxy.inject(refuse_in_part, times=None), pytest.raises(TierError) as caught:
                 case.call(hasty)
