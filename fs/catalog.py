@@ -42,7 +42,7 @@ class Catalog(Protocol):
 
     async def lookup(self, parent: int, name: bytes) -> Attr | None: ...
 
-    async def listed(self, ino: int) -> None: ...
+    async def listed(self, ino: int, after_cookie: int = 0, limit: int | None = None) -> None: ...
 
     async def make(
         self, parent: int, name: bytes, new: Attr, target: bytes | None, inserted: Inserted, op: Op
@@ -73,6 +73,8 @@ class Catalog(Protocol):
 
     def scan(self, parent: int, after_cookie: int, limit: int) -> list[DirEntry]: ...
 
+    async def entries(self, parent: int, after_cookie: int, limit: int) -> list[DirEntry]: ...
+
 
 class EmbeddedCatalog:
     """The namespace of one node: the index itself. *fault* is for tests of crashes.
@@ -95,8 +97,12 @@ class EmbeddedCatalog:
         """What a name means, or None."""
         return self._index.lookup(parent, name)
 
-    async def listed(self, ino: int) -> None:
-        """Return when every entry of a directory is known, so that `scan` shows them all."""
+    async def listed(self, ino: int, after_cookie: int = 0, limit: int | None = None) -> None:
+        """Return when `scan` shows the *limit* entries behind a cookie (None: all): at once."""
+
+    async def entries(self, parent: int, after_cookie: int, limit: int) -> list[DirEntry]:
+        """Entries behind a cookie, *limit* at most; none at the end."""
+        return self._index.scan(parent, after_cookie, limit)
 
     def scan(self, parent: int, after_cookie: int, limit: int) -> list[DirEntry]:
         """Entries in cookie order."""

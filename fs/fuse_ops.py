@@ -212,7 +212,7 @@ class FuseOps(pyfuse3.Operations):
         if start_id < DOTDOT_COOKIE and not self._reply_dots(fh, start_id, token):
             return
         last = max(start_id, DOTDOT_COOKIE)
-        rows = self._vfs.readdir(fh, last)
+        rows = await self._vfs.readdir(fh, last)
         for position, row in enumerate(rows):
             if not pyfuse3.readdir_reply(token, row.name, self._entry(row.attr), row.cookie):
                 self._vfs.readdir_stopped(fh, rows[position:], last)

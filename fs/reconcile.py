@@ -1,8 +1,11 @@
 """At the start with a durable tier: the journal made to say what is not durable yet, whatever happened before.
 
-What it keeps true: afterwards every file, directory and symlink whose current generation no object holds has a row.
-There are none only after a mount without a durable tier, or when bytes were written past a dead mount. An arena
-whose files lie in one tier is not used with another: objects there would be believed that are not there.
+What it keeps true:
+- Afterwards every file, directory and symlink whose current generation no object holds has a row. Others are without
+  one only when bytes were written past a dead mount, or after a mount without the tier.
+- A mount without the tier writes nothing down, so what it may have renamed, removed or changed is found by comparing
+  every name with every object (`leave_untracked` leaves word that this is due).
+- An arena whose files lie in one tier is not used with another: objects there would be believed that are not there.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from fs.journal import Kind, is_stored
 from fs.store import Store
 from fs.types import ROOT_INO
 
-TIER_NOTE = "tier"
+TIER_NOTE, UNTRACKED_NOTE = "tier", "untracked"
 
 
 class WrongTier(CkptfsError):
@@ -49,13 +52,21 @@ def require_known(index: Index, described: str | None) -> None:
         )
 
 
+def leave_untracked(index: Index) -> None:
+    """This mount has no durable tier. Raises WrongTier when it could not read everything."""
+    require_known(index, None)
+    if known_tier(index) is not None:
+        with index.transaction():
+            index.db.execute("INSERT OR REPLACE INTO note VALUES(?,?)", (UNTRACKED_NOTE, b""))
+
+
 def adopt(index: Index, described: str) -> bool:
     """Note the tier; whether it is another than before, whose objects are then forgotten. Raises WrongTier."""
     require_known(index, described)
     if known_tier(index) == described:
         return False
     with index.transaction():
-        for table in ("object", "journal", "upload", "part", "digest"):
+        for table in ("object", "journal", "jump", "upload", "part", "digest"):
             index.db.execute(f"DELETE FROM {table}")
         index.db.execute("INSERT OR REPLACE INTO note VALUES(?,?)", (TIER_NOTE, described.encode()))
     return True
@@ -66,6 +77,7 @@ def reconcile(store: Store) -> int:
     index, journal = store.index, store.journal
     with index.transaction():
         _first_generations(store)
+        _compare_all(store)
         index.db.execute(
             "UPDATE journal SET generation=(SELECT generation FROM inode WHERE ino=journal.ino)"
             " WHERE kind=? AND committing=0 AND EXISTS(SELECT 1 FROM inode WHERE ino=journal.ino"
@@ -88,6 +100,33 @@ def reconcile(store: Store) -> int:
             for key in store.paths.keys(ino):
                 journal.put(key + suffix, attr)
     return len(missing)
+
+
+def _compare_all(store: Store) -> None:
+    """After a mount that wrote nothing down: the journal anew, from the names that are there and the objects."""
+    index, journal, objects = store.index, store.journal, store.objects
+    if not index.db.execute("DELETE FROM note WHERE key=?", (UNTRACKED_NOTE,)).rowcount:
+        return
+    index.db.execute("DELETE FROM journal WHERE committing=0")
+    index.db.execute("DELETE FROM jump")
+    inos = index.db.execute(
+        "SELECT ino FROM inode WHERE nlink>0 AND ino!=? ORDER BY mtime_ns,ino", (ROOT_INO,)
+    )
+    wanted = set()
+    for (ino,) in inos.fetchall():
+        attr = index.attr(ino)
+        if attr is None or not is_stored(attr.mode):
+            continue
+        suffix = "/" if stat.S_ISDIR(attr.mode) else ""
+        for key in (key + suffix for key in store.paths.keys(ino)):
+            wanted.add(key)
+            found = objects.get(key)
+            if found is None or (found.ino, found.generation) != (ino, attr.generation):
+                journal.put(key, attr)
+        journal.meta(attr)  # where nothing is to be uploaded: mode, owner or times may be others
+    for (key,) in index.db.execute("SELECT key FROM object ORDER BY key DESC").fetchall():
+        if key not in wanted:
+            journal.removed(key)
 
 
 def _first_generations(store: Store) -> None:

@@ -36,7 +36,11 @@ class Sizes:
 
 @dataclass
 class Store:
-    """One node's durable side. *freed* is told inodes whose bytes no row needs any more."""
+    """One node's durable side.
+
+    *freed* is told inodes whose bytes no row needs any more, *stored* that something has become durable. *holds*:
+    whether somebody still reads what lies under a key, though its file has no name any more.
+    """
 
     index: Index
     arena: Arena
@@ -50,6 +54,8 @@ class Store:
     fault: Fault = no_fault
     sizes: Sizes = field(default_factory=Sizes)
     freed: Callable[[int], None] = lambda ino: None
+    stored: Callable[[], None] = lambda: None
+    holds: Callable[[str], bool] = lambda key: False
     hashing: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(HASHERS))
 
     async def call(self, row: Row, what: str, function: Callable[[], T]) -> T:

@@ -87,6 +87,9 @@ class Upload:
                     except FileNotFoundError:
                         log.error("%s: its bytes are gone from the arena", self.row.key)
                         await trio.sleep_forever()
+                    except Exception:
+                        log.exception("upload of %s failed; it is tried again", self.row.key)
+                        await trio.sleep(AGAIN_S)
         finally:
             self.done.set()
 

@@ -426,11 +426,11 @@ class Vfs:
         """A handle that survives the worker: the inode number."""
         return ino
 
-    def readdir(self, ino: int, after_cookie: int) -> list[DirEntry]:
+    async def readdir(self, ino: int, after_cookie: int) -> list[DirEntry]:
         """Entries behind a cookie, a bounded number; empty at the end. See readdir_stopped."""
         changes, rows = self._scans.pop((ino, after_cookie), (-1, []))
         if changes != self.index.changes:
-            rows = self.catalog.scan(ino, after_cookie, SCAN_ROWS)
+            rows = await self.catalog.entries(ino, after_cookie, SCAN_ROWS)
         writing = self.content.has_writers
         return [
             row._replace(attr=self._current(row.attr)) if writing(row.attr.ino) else row

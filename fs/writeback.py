@@ -3,14 +3,17 @@
 What it keeps true:
 - Within a tree rows become visible strictly one after the other. Large files' parts are sent ahead of their turn.
 - A deletion, and a file at the top, wait for every earlier row of all trees: what they follow from may lie anywhere.
+- What cannot be done for a reason of this node's own (a full index, a bug) is logged and tried again: the mount
+  goes on.
 - A row that changed while it was under way (rewritten, renamed, removed) is given up, and what was begun of it aborted.
 - Nothing here is on the way of a local operation: who changes the namespace writes a row, and pokes.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import trio
@@ -114,7 +117,7 @@ class Writeback:
                 rows = self._look(tree)
                 if rows:
                     self._send_ahead(rows)
-                    await self._one(rows[0])
+                    await self._guarded(functools.partial(self._one, rows[0]))
                     self._tell()
                 elif self._journal.in_tree(tree, 0, 1):
                     await self._round.wait()  # all is held back
@@ -124,6 +127,14 @@ class Writeback:
             self._trees.discard(tree)
             self._frontier.pop(tree, None)
             self._tell()
+
+    async def _guarded(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Do a step; one that fails is no reason to end what serves the mount."""
+        try:
+            await step()
+        except Exception:
+            log.exception("writeback failed in a step; it is tried again")
+            await trio.sleep(LOOK_S)
 
     def _tell(self) -> None:
         self._free()
@@ -141,6 +152,7 @@ class Writeback:
         if not await self._its_turn(row):
             return
         await self._committer.commit(row, upload)
+        self._store.stored()
         if upload is not None and upload.ready is not None and self._journal.row(row.seq):
             self._uploads.setdefault(row.seq, upload)  # not committed: its parts are of use still
 
@@ -155,6 +167,8 @@ class Writeback:
             await self._progress.wait()
 
     def _waits(self, row: Row) -> bool:
+        if row.kind != Kind.META and self._store.holds(row.key):
+            return True
         if (row.kind == Kind.DELETE or row.tree == "") and any(
             seq < row.seq for tree, seq in self._frontier.items() if tree != row.tree
         ):
@@ -185,7 +199,7 @@ class Writeback:
     async def _sweeps(self) -> None:
         while True:
             in_use = {upload.entry_id for upload in self._uploads.values()}
-            await self._janitor.sweep(in_use)
+            await self._guarded(functools.partial(self._janitor.sweep, in_use))
             await trio.sleep(LOOK_S)
 
     # waiting

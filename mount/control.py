@@ -266,7 +266,7 @@ class Control:
         attr, name = await walk(self._vfs, request.path)
         if not stat.S_ISDIR(attr.mode):
             return Answer(entries=[self._report(name, attr)])
-        await self._vfs.catalog.listed(attr.ino)
+        await self._vfs.catalog.listed(attr.ino, request.after_cookie, PAGE_ENTRIES)
         rows = self._vfs.catalog.scan(attr.ino, request.after_cookie, PAGE_ENTRIES)
         entries = [self._report(row.name, self._vfs.getattr(row.attr.ino)) for row in rows]
         return Answer(

@@ -30,7 +30,8 @@ from fs.errors import CkptfsError, IndexDamaged
 from fs.fuse_ops import FuseOps
 from fs.index import Index
 from fs.opentable import OpenTable
-from fs.reconcile import require_known
+from fs.reconcile import leave_untracked
+from fs.suspended import Suspended
 from fs.vfs import Vfs
 from mount.backing import Backings
 from mount.budget import Budget
@@ -95,21 +96,24 @@ def open_vfs(settings: dict[str, Any], table: OpenTable, *, fresh: bool) -> Open
     arena = Arena(Path(settings["arena"]), size_bytes=settings["bound_bytes"])
     content = Content(arena)
     if settings["durable"] is None:
-        require_known(index, None)
+        leave_untracked(index)
         vfs = Vfs(index, EmbeddedCatalog(index, fault), content, fault)
         vfs.recover(table.opens(), fresh_mount=fresh)
         return Opened(vfs, None, None)
     durable = NodeDurable(settings["durable"], index, arena, content, fault)
-    catalog = EmbeddedCatalog(index, fault, durable.recorder)
+    catalog = durable.catalog(EmbeddedCatalog(index, fault, durable.recorder))
     vfs = Vfs(index, catalog, content, fault, durable.residence)
     vfs.recover(table.opens(), fresh_mount=fresh)
     return Opened(vfs, durable, durable.attach(vfs))
 
 
-def open_session(settings: dict[str, Any], table: OpenTable, device_fd: int, vfs: Vfs) -> Session:
+def open_session(
+    settings: dict[str, Any], table: OpenTable, device_fd: int, opened: Opened
+) -> Session:
     """The connection to the kernel; taken over when a worker served it before."""
     data_fd = os.open(Path(settings["arena"]) / "data", os.O_RDONLY | os.O_DIRECTORY)
-    bound = settings["bound_bytes"]
+    bound, durable = settings["bound_bytes"], opened.durable
+    fresh = not table.init_request
     backings = Backings(device_fd, data_fd, table, Budget(data_fd, bound) if bound else None)
     session = Session(
         device_fd,
@@ -117,9 +121,11 @@ def open_session(settings: dict[str, Any], table: OpenTable, device_fd: int, vfs
         backings,
         passthrough=settings["passthrough"],
         resend=not settings["no_resend"],
-        open_refused=vfs.content.released,
+        open_refused=opened.vfs.content.released,
+        suspended=None if durable is None else Suspended(Path(settings["index"]), fresh=fresh),
+        elsewhere=None if durable is None else durable.residence.fetcher,
     )
-    if table.init_request:
+    if not fresh:
         session.take_over()
     return session
 
@@ -220,7 +226,7 @@ def main() -> None:
         sys.exit(1)
     link.say(type="opened")
     _, (device_fd,) = link.wait_for("serve")
-    session = open_session(settings, table, device_fd, opened.vfs)
+    session = open_session(settings, table, device_fd, opened)
     pyfuse3.trio = TrioForPyfuse3(session)  # type: ignore[attr-defined]
     pyfuse3.init(FuseOps(opened.vfs), f"/dev/fd/{session.theirs.fileno()}", {"default_permissions"})
     try:

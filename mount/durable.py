@@ -11,8 +11,9 @@ from typing import Any
 import trio
 
 from fs.arena import Arena
-from fs.catalog import Fault, no_fault
+from fs.catalog import EmbeddedCatalog, Fault, no_fault
 from fs.content import Content
+from fs.discovery import DiscoveringCatalog
 from fs.durable import Durable
 from fs.index import Index
 from fs.journal import Journal
@@ -28,6 +29,7 @@ from fs.store import Sizes, Store
 from fs.tiers.opening import open_tier
 from fs.tiers.options import S3Options
 from fs.tiers.points import PointsTier
+from fs.verify import Verifier
 from fs.vfs import Vfs
 from fs.writeback import Writeback
 from mount.durable_commands import DurableCommands
@@ -51,6 +53,7 @@ class NodeDurable:
             tier = PointsTier(tier, fault)
         objects, paths = ObjectTable(index), Paths(index)
         journal = Journal(index, objects, paths, arena.now_ns)
+        self._known = (index, objects, paths, tier, journal)
         self.recorder = Recorder(index, journal, objects, paths, arena, tier.limits.max_key_bytes)
         self.store = Store(
             index,
@@ -79,14 +82,34 @@ class NodeDurable:
             fault=fault,
         )
 
+    def catalog(self, inner: EmbeddedCatalog) -> DiscoveringCatalog:
+        """The namespace, with what the tier held before."""
+        self.discovering = DiscoveringCatalog(inner, *self._known)
+        self.discovering.begin()
+        return self.discovering
+
     def attach(self, vfs: Vfs) -> DurableCommands:
         """Go on from what the index says, once the vfs has recovered: what answers the durable side's commands."""
         self.store.freed = vfs.unpinned
+        self.store.stored = self.residence.evictor.wake
+        self.store.holds = self.residence.fetcher.holds
         reconcile(self.store)
         vfs.virtual_xattrs.attach(self.facade, self.store.paths.keys, self.writeback.poke)
-        return DurableCommands(vfs, self.facade, self.residence.fetcher, self.residence.evictor)
+        verifier = Verifier(
+            self.store.index,
+            self.store.arena,
+            self.store.content,
+            self.store.objects,
+            self.store.tier,
+            state_of=self.facade.state_of,
+            is_clean=self.store.journal.is_clean,
+        )
+        return DurableCommands(
+            vfs, self.facade, self.residence.fetcher, self.residence.evictor, verifier
+        )
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Begin to move bytes."""
         await nursery.start(self.residence.run)
         nursery.start_soon(self.writeback.run)
+        nursery.start_soon(self.discovering.ahead)

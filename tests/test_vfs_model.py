@@ -511,7 +511,7 @@ class VfsAgainstModel(RuleBasedStateMachine):
     def readdir(self, pick: int, count: int) -> None:
         """One buffer that holds `count` entries, told with attributes, as the kernel asks for them."""
         listing = self.listings[pick % len(self.listings)]
-        rows = self.vfs.readdir(listing.ino, listing.cookie)
+        rows = _run_to_end(self.vfs.readdir(listing.ino, listing.cookie))
         if not rows:
             assert listing.expected <= set(listing.seen), "entries were missed"
             self.listings.remove(listing)
@@ -532,7 +532,7 @@ class VfsAgainstModel(RuleBasedStateMachine):
         node = self._pick(lambda n: n.is_dir and len(n.entries) > 1, pick)
         if node is None:
             return
-        rows = self.vfs.readdir(node.ino, FIRST_COOKIE)
+        rows = _run_to_end(self.vfs.readdir(node.ino, FIRST_COOKIE))
         self.vfs.readdir_stopped(node.ino, rows[1:], rows[0].cookie)
         changed = self.nodes[rows[1 + other % (len(rows) - 1)].attr.ino]
         _run_to_end(self.vfs.setattr(changed.ino, Change(mode=mode), Op(0, 0)))
@@ -540,7 +540,7 @@ class VfsAgainstModel(RuleBasedStateMachine):
         if changed.is_file:
             _run_to_end(self.vfs.setattr(changed.ino, Change(size=size), Op(0, 0)))
             self._resize(changed, size)
-        later = self.vfs.readdir(node.ino, rows[0].cookie)
+        later = _run_to_end(self.vfs.readdir(node.ino, rows[0].cookie))
         assert [row.name for row in later] == [row.name for row in rows[1:]]
         for row in later:
             self._compare(self.nodes[row.attr.ino], row.attr)
@@ -601,7 +601,10 @@ class VfsAgainstModel(RuleBasedStateMachine):
             elif node.target is not None:
                 assert self.vfs.readlink(node.ino) == node.target
             elif node.is_dir:
-                found = {row.name: row.attr.ino for row in self.vfs.readdir(node.ino, FIRST_COOKIE)}
+                found = {
+                    row.name: row.attr.ino
+                    for row in _run_to_end(self.vfs.readdir(node.ino, FIRST_COOKIE))
+                }
                 assert found == node.entries
                 assert self.vfs.parent(node.ino).ino == node.parent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import json
@@ -14,14 +15,16 @@ from typing import Any
 import pytest
 import trio
 
+from fs.catalog import EmbeddedCatalog
 from fs.checksums import digest
 from fs.errors import FsError
 from fs.objects import parse_metadata
-from fs.reconcile import reconcile
+from fs.reconcile import adopt, leave_untracked, reconcile
 from fs.store import Sizes
 from fs.tiers.memory import MemoryTier
 from fs.tiers.tier import TierError
 from fs.types import RENAME_EXCHANGE
+from fs.vfs import Vfs
 from tests.durable_node import MIB, DurableNode, contents, run
 
 SMALL = Sizes(part_bytes=1 * MIB, single_put_bytes=1 * MIB, uploads=3)
@@ -268,6 +271,63 @@ def test_a_failing_tier_is_asked_again_and_nothing_is_lost(tmp_path: Path) -> No
 
     run(main)
     assert next(failures) > 3
+
+
+def test_a_step_that_fails_here_is_tried_again(tmp_path: Path, tier: MemoryTier) -> None:
+    """A full index, or a bug, must not end the worker that serves the mount."""
+    failing = {"upload:named", "upload:part", "commit:begun", "commit:visible", "commit:finished"}
+
+    def fault(point: str) -> None:
+        if point in failing:
+            failing.remove(point)
+            raise FsError(errno.ENOSPC, "the index's tmpfs is full, says the test")
+
+    async def main() -> None:
+        node = DurableNode(tmp_path, tier, sizes=SMALL)
+        node.store.fault = fault
+        async with node.running():
+            await node.write("small", b"s")
+            await node.write("large", b"l" * (3 * MIB))
+            await node.drained()
+            await node.tidied()
+        assert contents(tier) == await node.tree()
+        node.close()
+
+    run(main)
+    assert not failing
+
+
+def test_what_a_mount_without_the_tier_changed_is_found(tmp_path: Path, tier: MemoryTier) -> None:
+    async def main() -> None:
+        node = DurableNode(tmp_path, tier, sizes=SMALL)
+        adopt(node.index, tier.describe())
+        await node.mkdir("d")
+        for name in ("moved", "gone", "changed", "same"):
+            await node.write(f"d/{name}", name.encode())
+        async with node.running():
+            await node.drained()
+        await node.write("d/waiting", b"w")
+        leave_untracked(node.index)
+        plain = Vfs(node.index, EmbeddedCatalog(node.index), node.store.content)
+        node.vfs = plain
+        await node.rename("d/moved", "d/elsewhere")
+        await node.unlink("d/gone")
+        await node.write("d/changed", b"other bytes")
+        await node.chmod("d/same", 0o600)
+        await node.rename("d", "e")
+        node.close()
+
+        node = DurableNode(tmp_path, tier, sizes=SMALL)
+        reconcile(node.store)
+        async with node.running():
+            await node.drained()
+        assert contents(tier) == await node.tree()
+        assert parse_metadata(tier.head("e/same").meta, 4).mode == 0o600
+        assert reconcile(node.store) == 0, "nothing is left to be found"
+        assert not node.journal.trees()
+        node.close()
+
+    run(main)
 
 
 # at every instant a consistent cut
