@@ -15,6 +15,7 @@ What it keeps true:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -482,10 +483,12 @@ class Fetcher:
                 log.error("%s: it is full of bytes that may not be dropped", what)
                 code = errno.ENOSPC if file.wanted_whole else errno.EIO
                 raise Unreadable(what, final=True, code=code)
-            if length <= RANGE_BYTES:
-                await self._range(file, offset, length, expected)
-                return
-            await self._ranges_side_by_side(file, offset, length)
+            # found free and taken in one step: blocks that arrive side by side must not count on the same room
+            with self._reserved(length):
+                if length <= RANGE_BYTES:
+                    await self._range(file, offset, length, expected)
+                    return
+                await self._ranges_side_by_side(file, offset, length)
             if expected is None or await self._block_digest(file, offset, length) == expected:
                 return
             log.warning(
@@ -495,6 +498,14 @@ class Fetcher:
         what = f"{self._urls(file)}: the bytes at {offset}+{length} are not those that were stored"
         log.error("%s; readers get EIO", what)
         raise Unreadable(what, final=True)
+
+    @contextlib.contextmanager
+    def _reserved(self, length: int) -> Iterator[None]:
+        self._arena.reserved_bytes += length
+        try:
+            yield
+        finally:
+            self._arena.reserved_bytes -= length
 
     def _urls(self, file: _File) -> str:
         return ", ".join(self._tier.url(key) for key in sorted(file.source.keys))

@@ -388,10 +388,6 @@ def test_prefetch_tells_how_far_it_is(make: Make) -> None:
     run(make(), test)
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="where no tmpfs of its own bounds the arena, ranges on their way at once pass its size",
-)
 def test_a_file_larger_than_the_arena_reads_to_its_end(make: Make) -> None:
     data = random.Random(5).randbytes(150 * MIB)
 
