@@ -63,14 +63,6 @@ class Durable:
             return HELD
         return LOCAL
 
-    def is_safe(self, attr: Attr) -> bool:
-        """Whether the tier has this very generation under all its names, with its attributes."""
-        if self.store.content.has_writers(attr.ino) or not self.store.journal.is_clean(attr.ino):
-            return False
-        if not stat.S_ISREG(attr.mode):
-            return True
-        return self.store.objects.is_durable(attr.ino, attr.generation)
-
     def digest_of(self, attr: Attr) -> str | None:
         """XXH3-128 of the current generation, in hex, if it is known."""
         digests = self.store.objects.digests(attr.ino, attr.generation)
@@ -90,13 +82,6 @@ class Durable:
     def troubles(self) -> list[Trouble]:
         """What the tier refuses or fails to do, the longest-standing first."""
         return sorted(self.store.caller.troubles.values(), key=lambda trouble: trouble.since_ns)
-
-    def unsaved(self, prefix: str = "") -> Iterator[Unsaved]:
-        """Everything below a key that is not durable, in order; skipped files too, files being written first."""
-        yield from self.unsaved_written(prefix)
-        for row in self.store.journal.below(""):
-            if _is_below(row.key, prefix):
-                yield self._unsaved(row)
 
     def unsaved_written(self, prefix: str) -> Iterator[Unsaved]:
         """Files at or below a key that are open for writing."""
@@ -132,30 +117,6 @@ class Durable:
         return self.writeback.schedule.why_held(row)
 
     # asking for more
-
-    async def wait(self, prefix: str) -> None:
-        """Return when everything at or below a key is durable. Hurries what waits for its next attempt.
-
-        What policy skips is never durable unless somebody asks for it (`persist`): look first (`unsaved`).
-        """
-        self.writeback.hurry()
-        await self.writeback.wait_until(lambda: self.is_saved(prefix))
-
-    async def wait_for(self, ino: int) -> None:
-        """Return when what a file holds now is durable (or gone): fsync of level durable."""
-        journal = self.store.journal
-        for key in self.store.paths.keys(ino):
-            self.persist(key)
-        wanted = {(row.seq, row.generation) for row in journal.of(ino)}
-
-        def done() -> bool:
-            rows = journal.of(ino)
-            return not any(
-                row.seq in {seq for seq, _ in wanted} and (row.seq, row.generation) in wanted
-                for row in rows
-            )
-
-        await self.writeback.wait_until(done)
 
     def is_saved(self, prefix: str) -> bool:
         """Whether nothing at or below a key waits, other than for its writers to close it."""

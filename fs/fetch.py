@@ -578,10 +578,6 @@ class Fetcher:
 
     # room
 
-    def cached_bytes(self) -> int:
-        """Memory that blocks of files take which are not resident."""
-        return sum(file.valid_count * file.block_bytes for file in self._files.values())
-
     def give_up(self, need_bytes: int, *, opened: bool) -> int:
         """Let cached blocks go, least recently used first: how many bytes. *opened*: also of files in use."""
         blocks = [
