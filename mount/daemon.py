@@ -100,7 +100,7 @@ def open_vfs(settings: dict[str, Any], table: OpenTable, *, fresh: bool) -> Open
         vfs = Vfs(index, EmbeddedCatalog(index, fault), content, fault)
         vfs.recover(table.opens(), fresh_mount=fresh)
         return Opened(vfs, None, None)
-    durable = NodeDurable(settings["durable"], index, arena, content, fault)
+    durable = NodeDurable(settings["durable"], index, arena, content, fault, fresh=fresh)
     catalog = durable.catalog(EmbeddedCatalog(index, fault, durable.recorder))
     vfs = Vfs(index, catalog, content, fault, durable.residence)
     vfs.recover(table.opens(), fresh_mount=fresh)

@@ -6,6 +6,7 @@ tier is not served without that tier.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import trio
@@ -29,12 +30,25 @@ from fs.store import Sizes, Store
 from fs.tiers.opening import open_tier
 from fs.tiers.options import S3Options
 from fs.tiers.points import PointsTier
+from fs.tiers.tier import Tier, TierError, TierRefused
 from fs.verify import Verifier
 from fs.vfs import Vfs
 from fs.writeback import Writeback
 from mount.durable_commands import DurableCommands
 
+log = logging.getLogger("ckptfs.tier")
+
 CALLS_AT_ONCE = 8
+
+
+def _check(tier: Tier) -> None:
+    """Refuse a mount on a tier that cannot be used; one that is away for now may come back."""
+    try:
+        tier.check()
+    except TierRefused:
+        raise
+    except TierError as error:
+        log.warning("the durable tier is away, and is asked again: %s", error)
 
 
 class NodeDurable:
@@ -44,9 +58,18 @@ class NodeDurable:
     """
 
     def __init__(
-        self, settings: dict[str, Any], index: Index, arena: Arena, content: Content, fault: Fault
+        self,
+        settings: dict[str, Any],
+        index: Index,
+        arena: Arena,
+        content: Content,
+        fault: Fault,
+        *,
+        fresh: bool,
     ) -> None:
         tier = open_tier(settings["url"], S3Options(**settings["s3"]))
+        if fresh:
+            _check(tier)
         index.index_names()
         adopt(index, tier.describe())
         if fault is not no_fault:

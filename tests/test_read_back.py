@@ -87,3 +87,8 @@ def test_the_worker_is_killed_while_it_is_read(mount: Mount) -> None:
     reader.join(60)
     assert found == [DATA]
     assert (mount.path / "other").read_bytes() == b"others go on"
+
+
+def test_a_tier_that_is_not_there_is_no_mount(make_mount: MakeMount, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="nowhere"):
+        make_mount(size="64MiB", extra_args=["--durable", f"file://{tmp_path}/nowhere"])
